@@ -1,0 +1,68 @@
+# Every target works on a machine that has Python 3.11+, make and a package index; nothing else is installed by hand.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-full check format gen docs bench fuzz coverage clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) is older than Python 3.11; run make PYTHON=/path/to/a/newer/python3"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+# One stamp for each set of extras, so that `make demo` does not install the developers' tools.
+$(VENV)/.run: pyproject.toml | $(BIN)/python
+	@echo "installing yeto into $(VENV) ..."
+	@$(PIP) --editable '.[report]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	@echo "installing yeto and its development tools into $(VENV) ..."
+	@$(PIP) --editable '.[dev]'
+	@touch $(VENV)/.run $@
+
+demo: $(VENV)/.run ## Train a small language model with one syncer and three learners, kill one, print the report's place
+	@$(BIN)/yeto-learner demo --output build/demo $(ARGS)
+
+test: $(VENV)/.dev ## Run the test suite (about five minutes on two cores)
+	@$(BIN)/python -m pytest -n 2 -m "not full" $(ARGS)
+
+test-full: $(VENV)/.dev ## Run everything, the deep property runs included
+	@YETO_HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n 2 $(ARGS)
+
+check: $(VENV)/.dev ## Format, lint, types, import contracts, generated code, spec rules
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m codegen --check
+
+format: $(VENV)/.dev ## Format the code and mend what the linter can mend
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+gen: $(VENV)/.dev ## Write the generated code from spec/
+	@$(BIN)/python -m codegen
+
+docs: $(VENV)/.dev ## Build the documentation into build/site
+	@$(BIN)/mkdocs build --quiet --strict --config-file site/mkdocs.yml
+	@echo "wrote build/site ($$(find build/site -name '*.html' | wc -l) pages); open build/site/index.html"
+
+bench: $(VENV)/.dev ## Measure every row of the speed table beside its raw limit; writes build/bench.json
+	@$(BIN)/python tests/bench/run.py $(ARGS)
+
+fuzz: $(VENV)/.dev ## Run the property tests for a minute each
+	@YETO_HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest tests/property $(ARGS)
+
+coverage: $(VENV)/.dev ## Branch coverage of yeto_proto, and the table of spec rules with their cases and tests
+	@$(BIN)/python -m pytest -q tests/unit tests/property tests/vectors tests/machines --cov=yeto_proto --cov-branch --cov-report=term-missing:skip-covered $(ARGS)
+	@$(BIN)/python -m codegen --coverage
+
+clean: ## Remove what the targets wrote, the virtual environment included
+	@rm -rf build dist $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,20 @@
+"""What every test shares: Hypothesis profiles, and one place to import the suite's own helpers from.
+
+`YETO_HYPOTHESIS_PROFILE=deep` (set by `make fuzz` and `make test-full`) gives each property about a minute's worth of examples.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+
+# Helpers such as tests/e2e/processes.py are plain modules; tests import them as `tests.e2e.processes`.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+SLOW_DATA = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
+settings.register_profile("default", max_examples=50, deadline=None, suppress_health_check=SLOW_DATA)
+settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=SLOW_DATA)
+settings.load_profile(os.environ.get("YETO_HYPOTHESIS_PROFILE", "default"))

@@ -1,0 +1,188 @@
+"""One TCP or TLS connection to the syncer, for one receiving and one sending thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from yeto_proto._generated.messages import Buffer
+from yeto_proto.writer import advance
+
+__all__ = ["Address", "Channel", "PlainChannel", "TlsChannel", "dial", "parse_address"]
+
+Address = tuple[str, int]
+
+DEFAULT_PORT: Final = 29400
+KEEPALIVE: Final = (
+    ("TCP_KEEPIDLE", 60),  # seconds of silence before the first probe
+    ("TCP_KEEPINTVL", 15),  # seconds between probes
+    ("TCP_KEEPCNT", 4),  # unanswered probes until the peer counts as dead
+)
+DIAL_SLICE: Final = 0.2  # seconds: how late a dial notices that it was cancelled
+SENDMSG_BUFFERS: Final = 64  # buffers handed to the kernel in one call
+
+
+def parse_address(address: str | Address) -> Address:
+    """("host", port) from that, from "host:port", "[v6]:port" or "host" (port 29400).  Raises ValueError."""
+    if not isinstance(address, str):
+        host, port = address
+    elif address.startswith("["):
+        host, _, rest = address[1:].partition("]")
+        port = _port(rest.removeprefix(":"), address)
+    else:
+        host, _, rest = address.partition(":")
+        port = _port(rest, address)
+    if not host or not 0 < port < 65536:
+        raise ValueError(f"syncer address {address!r} is not HOST:PORT")
+    return host, port
+
+
+def _port(text: str, address: str) -> int:
+    if not text:
+        return DEFAULT_PORT
+    if not text.isascii() or not text.isdigit():
+        raise ValueError(f"syncer address {address!r} is not HOST:PORT")
+    return int(text)
+
+
+class Channel:
+    """A connected socket.  One thread calls `recv_into`, one calls `send_all`, any may call `shutdown`."""
+
+    def recv_into(self, view: memoryview) -> int:
+        """Receive at least one byte into `view`; 0 at the end of the stream.  Raises OSError."""
+        raise NotImplementedError
+
+    def send_all(self, buffers: list[Buffer]) -> None:
+        """Send all buffers in order; the list is emptied.  Raises OSError."""
+        raise NotImplementedError
+
+    def shutdown(self) -> None:
+        """Wake up both threads: receiving ends, sending fails.  The descriptor stays until `close`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        raise NotImplementedError
+
+
+class PlainChannel(Channel):
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        self._sock = sock
+
+    def recv_into(self, view: memoryview) -> int:
+        return self._sock.recv_into(view)
+
+    def send_all(self, buffers: list[Buffer]) -> None:
+        while buffers and not advance(buffers, self._sock.sendmsg(buffers[:SENDMSG_BUFFERS])):
+            pass
+
+    def shutdown(self) -> None:
+        with contextlib.suppress(OSError):  # the peer may have gone first
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class TlsChannel(Channel):
+    """TLS over a non-blocking socket: an SSL object is not for two threads at once, so each call takes the lock, and
+    waiting for the network happens outside of it."""
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._lock = threading.Lock()
+
+    def recv_into(self, view: memoryview) -> int:
+        while True:
+            try:
+                with self._lock:
+                    return self._sock.recv_into(view)
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN)
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT)
+            except ssl.SSLEOFError:
+                return 0
+
+    def send_all(self, buffers: list[Buffer]) -> None:
+        while buffers:
+            try:
+                with self._lock:
+                    sent = self._sock.send(buffers[0])
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN)
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT)
+            else:
+                advance(buffers, sent)
+
+    def _wait(self, event: int) -> None:
+        poller = select.poll()
+        poller.register(self._sock.fileno(), event)
+        poller.poll()
+
+    def shutdown(self) -> None:
+        with contextlib.suppress(OSError):
+            # On the TCP level: a TLS goodbye could block, and there is nobody left to say it to.
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def dial(
+    address: Address, timeout: float, tls: ssl.SSLContext | None, cancelled: Callable[[], bool]
+) -> Channel:
+    """Connect within `timeout` seconds.  Raises OSError; ConnectionAbortedError soon after `cancelled()` is true."""
+    deadline = time.monotonic() + timeout
+    failure: OSError | None = None
+    for family, kind, protocol, _, target in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            _connect(sock, target, deadline, cancelled)
+            return _finish(sock, address[0], deadline, tls)
+        except OSError as error:
+            sock.close()
+            if cancelled():
+                raise
+            failure = error
+    raise failure or OSError(f"no address for {address[0]}")
+
+
+def _connect(sock: socket.socket, target: object, deadline: float, cancelled: Callable[[], bool]) -> None:
+    sock.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        sock.connect(target)  # type: ignore[arg-type]  # getaddrinfo types its address as object-like tuples
+        return
+    poller = select.poll()
+    poller.register(sock.fileno(), select.POLLOUT)
+    while not poller.poll(DIAL_SLICE * 1000):
+        if cancelled():
+            raise ConnectionAbortedError("dialling was cancelled")
+        if time.monotonic() >= deadline:
+            raise TimeoutError("timed out")
+    code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
+
+
+def _finish(sock: socket.socket, host: str, deadline: float, tls: ssl.SSLContext | None) -> Channel:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE:
+        option = getattr(socket, name, None)  # not on every platform
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    if tls is None:
+        return PlainChannel(sock)
+    sock.settimeout(max(0.1, deadline - time.monotonic()))
+    return TlsChannel(tls.wrap_socket(sock, server_hostname=host))

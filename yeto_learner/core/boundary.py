@@ -1,0 +1,238 @@
+"""The step boundary of a learner as pure bookkeeping: counters, anchors' versions, pending pulls, spent anchors.
+
+It decides *which* broadcast is installed *how*, and *which* pull is answered with *which* numbers.  The values
+themselves (anchors, deltas) belong to the caller, so a simulator can run this without a single array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .modes import InstallMode, live_install_mode, resume_install_mode
+from .records import BcastFragment, PullRequest
+
+__all__ = ["Answer", "Boundary", "FragmentState", "RecordedFragment"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFragment:
+    """What a resume record says of one fragment."""
+
+    version: int
+    c_steps: int  # local steps since its anchor
+    c_tokens: int
+    pushed: bool  # a delta from this anchor was sent
+    spent_step: int | None  # the global step whose push spent it
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The numbers of one PUSH_FRAGMENT, fixed at the step boundary at which its delta is taken."""
+
+    pull: PullRequest
+    base_version: int
+    local_step: int
+    c_steps: int
+    c_tokens: int
+    anchor_serial: int  # which anchor the delta is taken from, in the life of this learner
+
+
+@dataclass(slots=True)
+class FragmentState:
+    """What the learner knows of one fragment.
+
+    An anchor is *spent* for other rounds once a delta of it was handed out (`spent_step`); it is *pushed* when such a
+    delta may have reached the syncer.  A release ends the first, never the second.
+    """
+
+    version: int | None = None  # of the anchor; None while there is none
+    payload_hash: bytes = b""
+    steps_at_reset: int = 0
+    tokens_at_reset: int = 0
+    serial: int = 0  # goes up with every new anchor
+    in_flight: int = 0  # pushes of this anchor that the sender has not settled
+    delivered: bool = False  # a push of this anchor was handed to a link completely
+    spent_step: int | None = None
+    spent_generation: int | None = None  # the link the last settled push went out on; None: an earlier process
+    recorded: RecordedFragment | None = None  # until the first broadcast after a restart
+
+    @property
+    def pushed(self) -> bool:
+        return self.delivered or self.in_flight > 0
+
+
+@dataclass(slots=True)
+class Boundary:
+    """Counters, versions and pending pulls of a learner.
+
+    Parameters: `min_steps`, a pull is answered after that many local steps since the anchor (the H gate, at least 1);
+    `reuse_anchor`, one anchor may answer several rounds (asynchronous carry) instead of one.
+    """
+
+    num_fragments: int
+    min_steps: int = 1
+    reuse_anchor: bool = False
+    steps: int = 0  # local steps in all
+    tokens: int = 0
+    global_step: int = 0  # the newest version seen
+    rounds_answered: int = 0
+    pending: list[PullRequest] = field(default_factory=list)
+    fragments: list[FragmentState] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.num_fragments < 1 or self.min_steps < 1:
+            raise ValueError("a boundary needs at least one fragment and min_steps of at least 1")
+        self.fragments = [FragmentState() for _ in range(self.num_fragments)]
+
+    # -- local progress
+
+    def count_step(self, tokens: int) -> None:
+        """One optimizer step on `tokens` units of data is done."""
+        self.steps += 1
+        self.tokens += tokens
+
+    # -- broadcasts
+
+    @property
+    def missing(self) -> list[int]:
+        """The fragments that have no anchor yet."""
+        return [number for number, state in enumerate(self.fragments) if state.version is None]
+
+    def mode_of(self, update: BcastFragment, *, anchor_saved: bool = True) -> InstallMode:
+        """How this broadcast is to be installed.
+
+        `anchor_saved` is looked at for the first broadcast after a restart only: the anchor's values came with the
+        resume record.
+        """
+        state = self.fragments[update.fragment_id]
+        if state.version is None:
+            recorded = state.recorded
+            return resume_install_mode(
+                version=update.version,
+                recorded_version=None if recorded is None else recorded.version,
+                anchor_saved=anchor_saved,
+                pushed=recorded is not None and recorded.pushed,
+            )
+        return live_install_mode(
+            version=update.version,
+            anchor_version=state.version,
+            catch_up=update.catch_up,
+            same_bytes=bool(update.payload_hash) and update.payload_hash == state.payload_hash,
+            pushed=state.pushed,
+        )
+
+    def installed(self, update: BcastFragment, mode: InstallMode) -> None:
+        """Record that `update` was installed by `mode`, and forget the pulls that it settles."""
+        state = self.fragments[update.fragment_id]
+        self.global_step = max(self.global_step, update.version)
+        if mode is InstallMode.CONFIRM:
+            return
+        if state.version is not None:
+            self._drop_settled_pulls(update, state.version)
+        if mode.keeps_counters and state.recorded is not None:
+            state.steps_at_reset = self.steps - state.recorded.c_steps
+            state.tokens_at_reset = self.tokens - state.recorded.c_tokens
+        elif not mode.keeps_counters:
+            state.steps_at_reset, state.tokens_at_reset = self.steps, self.tokens
+        kept = state.recorded if mode is InstallMode.ANCHOR_ONLY else None
+        state.version, state.payload_hash = update.version, update.payload_hash
+        state.serial += 1
+        state.in_flight = 0
+        state.delivered = kept is not None and kept.pushed
+        state.spent_step = None if kept is None else kept.spent_step
+        state.spent_generation = None
+        state.recorded = None
+
+    def _drop_settled_pulls(self, update: BcastFragment, old_version: int) -> None:
+        # The version of a fragment is the step of its last merge.  A pull that was waiting when the merge of its own
+        # step arrived asks for a round that is over; one that waited when the syncer went back to an older checkpoint
+        # asks for a round that does not exist any more.  Answering either would spend the new anchor for nothing.
+        if self.reuse_anchor:
+            return
+        rewound = update.version < old_version
+        self.pending = [
+            pull
+            for pull in self.pending
+            if pull.fragment_id != update.fragment_id
+            or pull.sequence > update.sequence
+            or not (rewound or old_version < pull.global_step <= update.version)
+        ]
+
+    # -- pulls
+
+    def add_pulls(self, pulls: Iterable[PullRequest]) -> None:
+        """Append pulls to those that wait.  One that waits already (sent again after a redial) is not doubled."""
+        for pull in pulls:
+            if pull not in self.pending:
+                self.pending.append(pull)
+
+    def answer(self, pull: PullRequest) -> Answer | None:
+        """The numbers to answer this pull with now, or None while it has to wait."""
+        state = self.fragments[pull.fragment_id]
+        c_steps = self.steps - state.steps_at_reset
+        if state.version is None or c_steps < self.min_steps:
+            return None
+        if not self.reuse_anchor and state.spent_step not in (None, pull.global_step):
+            return None
+        c_tokens = self.tokens - state.tokens_at_reset
+        return Answer(pull, state.version, self.steps, c_steps, c_tokens, state.serial)
+
+    def handed_out(self, answer: Answer) -> None:
+        """The delta of this answer was taken; the pull is no longer pending and its anchor is spent."""
+        self.pending.remove(answer.pull)
+        state = self.fragments[answer.pull.fragment_id]
+        state.spent_step = answer.pull.global_step
+        state.in_flight += 1
+
+    def settled(self, answer: Answer, generation: int | None) -> None:
+        """The push of this answer went out on the link `generation`, or was not delivered (None).
+
+        A push that was not delivered frees its anchor, unless an earlier one of the same anchor was.
+        """
+        if generation is not None:
+            self.rounds_answered += 1
+        state = self.fragments[answer.pull.fragment_id]
+        if state.serial != answer.anchor_serial:
+            return
+        state.in_flight -= 1
+        if generation is not None:
+            state.delivered = True
+            state.spent_generation = generation
+        elif not state.pushed:
+            state.spent_step = None
+
+    def release_replaced(self, generation: int) -> None:
+        """Free each spent anchor whose push went out on another link than the current `generation`.
+
+        Anchors with a push that is still with the sender stay as they are.  A spent mark from an earlier process
+        counts as one of a replaced link.
+        """
+        for state in self.fragments:
+            if state.in_flight == 0 and state.spent_generation != generation:
+                state.spent_step = None
+
+    # -- restart
+
+    def restore(
+        self, steps: int, tokens: int, global_step: int, fragments: Iterable[RecordedFragment | None]
+    ) -> None:
+        """Continue from a resume record; None for a fragment that it does not know."""
+        self.steps, self.tokens, self.global_step = steps, tokens, global_step
+        for state, recorded in zip(self.fragments, fragments, strict=True):
+            state.recorded = recorded
+
+    def record(self) -> list[RecordedFragment | None]:
+        """What a resume record has to say of every fragment now."""
+        return [
+            state.recorded
+            if state.version is None
+            else RecordedFragment(
+                state.version,
+                self.steps - state.steps_at_reset,
+                self.tokens - state.tokens_at_reset,
+                state.pushed,
+                state.spent_step,
+            )
+            for state in self.fragments
+        ]

@@ -1,0 +1,146 @@
+"""The arithmetic of a learner: anchors, deltas and installs, a cache-sized block at a time, always in f32.
+
+`LocalValues` is what the arithmetic needs of the user's parameters; `Span` says where a tensor lies in its fragment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from yeto_proto import dtypes
+from yeto_proto._generated.messages import Buffer
+from yeto_proto._generated.types import Dtype
+
+from .modes import InstallMode
+
+__all__ = ["Anchor", "F32", "LocalValues", "Span", "blend", "blocks", "install", "overwrite", "write_delta"]
+
+F32 = npt.NDArray[np.float32]
+
+BLOCK = 1 << 18  # values in one pass: 1 MiB of f32, so that the passes over it meet in the cache
+
+
+class LocalValues(Protocol):
+    """The user's parameters, read as f32 and written back in their own dtype."""
+
+    def read(self, name: str, start: int, stop: int) -> F32:
+        """Values [start, stop) of the flattened tensor; may be a view and is not written to."""
+        ...
+
+    def write(self, name: str, start: int, values: F32) -> None:
+        """Store values at [start, start + len(values)) of the flattened tensor."""
+        ...
+
+
+class Span(NamedTuple):
+    """One tensor of a fragment: `numel` values from the fragment's value `first` on."""
+
+    name: str
+    first: int
+    numel: int
+
+
+def blocks(spans: Sequence[Span]) -> Iterator[tuple[str, int, int, int]]:
+    """(tensor name, first value in the tensor, first value in the fragment, number of values) of each block."""
+    for name, first, numel in spans:
+        for start in range(0, numel, BLOCK):
+            yield name, start, first + start, min(BLOCK, numel - start)
+
+
+class Anchor:
+    """The raw global values of one fragment, as f32 or, where the broadcasts are bf16 anyway, as bf16.
+
+    A bf16 anchor takes half the memory and loses nothing, because its values were bf16 on the wire.
+    """
+
+    __slots__ = ("_stored", "dtype", "numel")
+
+    def __init__(self, numel: int, dtype: Dtype) -> None:
+        if dtype not in (Dtype.F32, Dtype.BF16):
+            raise ValueError(f"an anchor is kept as f32 or bf16, not {dtype.name.lower()}")
+        self.numel = numel
+        self.dtype = dtype
+        self._stored: npt.NDArray[np.float32] | npt.NDArray[np.uint16]
+        self._stored = np.empty(numel, np.float32 if dtype is Dtype.F32 else np.uint16)
+
+    def read(self, start: int, count: int) -> F32:
+        """Values [start, start + count); a view of an f32 anchor, not to be written to."""
+        part = self._stored[start : start + count]
+        if part.dtype == np.float32:
+            return part  # type: ignore[return-value]  # the dtype was just checked
+        return dtypes.decode(Dtype.BF16, memoryview(part).cast("B"), count)
+
+    def write(self, start: int, values: F32) -> None:
+        """Store values from `start` on."""
+        part = self._stored[start : start + len(values)]
+        if part.dtype == np.float32:
+            part[:] = values
+        else:
+            part[:] = np.frombuffer(dtypes.encode(Dtype.BF16, values), np.uint16)
+
+    def copy_from(self, other: Anchor) -> None:
+        """Take the values of another anchor of the same fragment, whatever its dtype."""
+        for start in range(0, self.numel, BLOCK):
+            self.write(start, other.read(start, min(BLOCK, self.numel - start)))
+
+
+def blend(local: F32, raw: F32, alpha: float) -> F32:
+    """alpha * local + (1 - alpha) * raw, in f32."""
+    mixed = local * np.float32(alpha)
+    mixed += raw * np.float32(1.0 - alpha)
+    return mixed
+
+
+def install(
+    mode: InstallMode,
+    spans: Sequence[Span],
+    local: LocalValues,
+    anchor: Anchor,
+    data: Buffer,
+    dtype: Dtype,
+    alpha: float,
+) -> None:
+    """Install broadcast bytes (bulk dtype f32 or bf16): local values by `mode`, then the raw values as the anchor.
+
+    For SHIFT the anchor must hold the values that the local progress started from.  Where the global did not change
+    a SHIFT leaves local values as they are, bit for bit.
+    """
+    view = memoryview(data)
+    width = len(view) // anchor.numel
+    for name, start, first, count in blocks(spans):
+        raw = dtypes.decode(dtype, view[first * width : (first + count) * width], count)
+        if mode is InstallMode.BLEND and alpha > 0:
+            local.write(name, start, blend(local.read(name, start, start + count), raw, alpha))
+        elif mode in (InstallMode.BLEND, InstallMode.OVERWRITE):
+            local.write(name, start, raw)
+        elif mode is InstallMode.SHIFT:
+            old = anchor.read(first, count)
+            if not np.array_equal(old, raw):
+                progress = local.read(name, start, start + count) - old
+                progress += raw
+                local.write(name, start, progress)
+        if mode is not InstallMode.CONFIRM:
+            anchor.write(first, raw)
+
+
+def overwrite(spans: Sequence[Span], local: LocalValues, data: Buffer) -> None:
+    """Write the f32 values of a FINAL_FRAGMENT over the local ones, without any blending."""
+    values = np.frombuffer(data, "<f4")
+    for name, start, first, count in blocks(spans):
+        local.write(name, start, values[first : first + count].astype(np.float32, copy=False))
+
+
+def write_delta(spans: Sequence[Span], local: LocalValues, anchor: Anchor, out: F32) -> str | None:
+    """out = local - anchor in f32.  The name of the first tensor whose difference is not finite, else None."""
+    with np.errstate(all="ignore"):
+        for name, start, first, count in blocks(spans):
+            part = out[first : first + count]
+            np.subtract(local.read(name, start, start + count), anchor.read(first, count), out=part)
+            # A sum is finite unless a value is not, or finite values overflow; only then look at each.
+            if not np.isfinite(np.add.reduce(part)) and not np.isfinite(part).all():
+                return name
+    return None

@@ -1,0 +1,1 @@
+"""`yeto-learner demo`: a whole run on one machine, and the checks of what it promises."""

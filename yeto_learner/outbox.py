@@ -1,0 +1,140 @@
+"""The send queue of one socket, bounded in bytes and frames, and the fate of messages that are spread over several.
+
+Nothing queues without bound: `put` waits for room, which is the back-pressure that a blocking push feels.  When the
+connection goes, what is queued is dropped and every `Ticket` of it learns so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from yeto_proto._generated.messages import Buffer
+from yeto_proto.writer import size
+
+__all__ = ["Outbox", "Ticket"]
+
+MAX_FRAMES: Final = 256
+MAX_BYTES: Final = 16 * 1024 * 1024  # a frame above it is still taken when the queue is empty
+
+
+class Ticket:
+    """Follows one message through the queues: settled once all its frames were written, or one was dropped.
+
+    `settled` is called exactly once, on whichever thread ends it, with True when everything was written.
+    """
+
+    def __init__(self, settled: Callable[[bool], None]) -> None:
+        self._lock = threading.Lock()
+        self._settled: Callable[[bool], None] | None = settled
+        self._open = 1  # the frames that are not written, and one for the sender that may add more
+
+    def add(self) -> None:
+        """One more frame of the message goes into a queue."""
+        with self._lock:
+            self._open += 1
+
+    def written(self) -> None:
+        """A frame was written, or the sender added its last one."""
+        self._end(True)
+
+    def lost(self) -> None:
+        """A frame was dropped, or the sender gave up: the message will not arrive."""
+        self._end(False)
+
+    def _end(self, delivered: bool) -> None:
+        with self._lock:
+            self._open -= 1
+            if (delivered and self._open) or self._settled is None:
+                return
+            settled, self._settled = self._settled, None
+        settled(delivered)
+
+
+class Item(NamedTuple):
+    buffers: list[Buffer]
+    size: int
+    ticket: Ticket | None
+
+
+class Outbox:
+    """Frames that wait to be written to one socket, in order."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._items: deque[Item] = deque()
+        self._bytes = 0
+        self._writing = False
+        self._closed = False
+
+    def put(self, buffers: list[Buffer], ticket: Ticket | None = None, *, block: bool = True) -> bool:
+        """Queue one frame, waiting for room if `block`.  False: the queue is closed, or full and not `block`."""
+        total = size(buffers)
+        with self._changed:
+            while not self._closed and not self._has_room(total):
+                if not block:
+                    return False
+                self._changed.wait()
+            if self._closed:
+                return False
+            if ticket is not None:
+                ticket.add()
+            self._items.append(Item(buffers, total, ticket))
+            self._bytes += total
+            self._changed.notify_all()
+            return True
+
+    def _has_room(self, more: int) -> bool:
+        return not self._items or (self._bytes + more <= MAX_BYTES and len(self._items) < MAX_FRAMES)
+
+    def run(self, write: Callable[[list[Buffer]], None]) -> None:
+        """Write frames until the queue is closed; for the thread that owns the sending side of the socket.
+
+        Raises what `write` raises; the frame that failed counts as lost.
+        """
+        while True:
+            with self._changed:
+                while not self._items:
+                    if self._closed:
+                        return
+                    self._changed.wait()
+                # The item stays in the queue while it is written, so that its bytes count against the bound.
+                item = self._items[0]
+                self._writing = True
+            written = False
+            try:
+                write(list(item.buffers))
+                written = True
+            finally:
+                with self._changed:
+                    self._writing = False
+                    self._items.popleft()
+                    self._bytes -= item.size
+                    self._changed.notify_all()
+                if item.ticket is not None:
+                    (item.ticket.written if written else item.ticket.lost)()
+
+    def close(self) -> None:
+        """Refuse further frames and drop those that wait; every `put` that waits returns False.
+
+        A write that is under way ends by itself when its socket is shut down.
+        """
+        with self._changed:
+            self._closed = True
+            # The fate of a frame that is being written is known by its writer alone.
+            keep = 1 if self._writing else 0
+            dropped = list(self._items)[keep:]
+            while len(self._items) > keep:
+                self._bytes -= self._items.pop().size
+            self._changed.notify_all()
+        for item in dropped:
+            if item.ticket is not None:
+                item.ticket.lost()
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait or are being written."""
+        with self._changed:
+            return self._bytes

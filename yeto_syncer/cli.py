@@ -1,0 +1,215 @@
+"""`yeto-syncer`: from the command line to a running server, and from its end to an exit code.
+
+Exit codes (D23): 0 complete or stopped gracefully, 1 a setting or a run that failed, 2 command-line syntax,
+130 and 143 for a second SIGINT or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from yeto_syncer.core.config import Config, Problem
+from yeto_syncer.shell.resolve import BadValueError, Resolved, resolve, unknown_variables
+from yeto_syncer.shell.settings import SETTINGS, SWITCH, Kind, Setting
+
+EXAMPLES = """\
+examples:
+  two learners, 1000 steps, on this machine:
+    yeto-syncer --learners 2 --total-steps 1000
+  a training run that a supervisor may restart with the same line:
+    yeto-syncer --learners 8 --quorum 6 --total-steps 4000 --checkpoint-path run/state.ckpt --preset training
+  a free port, told to a script:
+    yeto-syncer --learners 2 --total-steps 100 --port 0 --port-file run/port
+  settings from a file, one of them overridden; show the outcome and leave:
+    yeto-syncer --config run/syncer.toml --grace-ms 500 --print-config
+
+Every setting may also stand in the environment (YETO_SYNCER_GRACE_MS=500) or in the --config file
+(grace_ms = 500). Flags win over the environment, the environment over the file, the file over the preset.
+
+exit codes: 0 complete or stopped gracefully; 1 a bad setting or a failed run; 2 command-line syntax;
+130 / 143 stopped by a second SIGINT / SIGTERM without a checkpoint
+"""
+
+SECTION_TITLES = {
+    "run": "run",
+    "rounds": "rounds",
+    "merge": "merge and outer step",
+    "files": "files",
+    "network": "network",
+    "security": "security",
+    "output": "output",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit 2, as for every mistake in the syntax of a command line."""
+        self.exit(2, f"error: {message}; command line; see {self.prog} --help\n")
+
+
+def build_parser() -> Parser:
+    """The parser; its result holds only what was given."""
+    parser = Parser(
+        prog="yeto-syncer",
+        usage="yeto-syncer --learners M --total-steps T [flags]",
+        description="The coordinator of a Decoupled DiLoCo run (protocol version 4).",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    groups = {name: parser.add_argument_group(title) for name, title in SECTION_TITLES.items()}
+    for setting in SETTINGS:
+        _add(groups[setting.section], setting)
+    output = groups["output"]
+    output.add_argument("--config", metavar="FILE", help="Read settings from this TOML file.")
+    output.add_argument(
+        "--print-config", action="store_true", help="Print every value and where it came from, then leave."
+    )
+    output.add_argument(
+        "--print-profile",
+        action="store_true",
+        help="Print the profile hash that bound learners must send, then leave.",
+    )
+    output.add_argument("--version", action="store_true", help="Print the version and leave.")
+    return parser
+
+
+def _add(group: argparse._ArgumentGroup, setting: Setting) -> None:
+    text = setting.described().replace("%", "%%")
+    if setting.kind is SWITCH:
+        group.add_argument(setting.flag, dest=setting.name, action=argparse.BooleanOptionalAction, help=text)
+        return
+    group.add_argument(
+        setting.flag,
+        dest=setting.name,
+        type=_typed(setting.kind),
+        metavar=_metavar(setting.kind),
+        help=text,
+    )
+
+
+def _metavar(kind: Kind) -> str:
+    return kind.name.replace(" | ", "|") if "|" in kind.name else kind.name.upper()
+
+
+def _typed(kind: Kind) -> Any:
+    def parse(text: str) -> Any:
+        try:
+            return kind.parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
+
+
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """Run the command; returns the exit code. `argv` and `environ` stand in for the process's own."""
+    _stop_quietly()
+    environ = os.environ if environ is None else environ
+    parser = build_parser()
+    given = vars(parser.parse_args(argv))
+    if given.pop("version", False):
+        return _print(_version())
+    print_config, print_profile = given.pop("print_config", False), given.pop("print_profile", False)
+    path = given.pop("config", "")
+    try:
+        settings = resolve(given, environ, read_document(path), path)
+    except BadValueError as error:
+        return fail(str(error))
+    for setting in SETTINGS:
+        if setting.required and settings[setting.name] is None:
+            parser.error(f"{setting.flag} is required")
+    if print_config:
+        return _print("\n".join(settings.lines()))
+    config = configuration(settings)
+    problem = first_problem(config, settings)
+    if problem is not None:
+        return fail(str(problem))
+    if print_profile:
+        from yeto_syncer.core.profile import profile_hash
+
+        return _print(profile_hash(config).hex())
+    from yeto_syncer.shell.run import serve
+
+    return serve(config, settings, environ, unknown_variables(environ))
+
+
+def _stop_quietly() -> None:
+    # Until the event loop takes over there is no state to lose: leave at once, with exit 0 (D22).
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(0)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, leave)
+
+
+def read_document(path: str) -> Mapping[str, object]:
+    """The TOML file of `--config`, or nothing for an empty path. Raises BadValueError."""
+    if not path:
+        return {}
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadValueError(
+            f"cannot read the settings file: {error.strerror}", path, "give a file that can be read"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadValueError(f"not a TOML file: {error}", path, "correct the file") from None
+
+
+def configuration(settings: Resolved) -> Config:
+    """The part of the settings that the coordinator decides by."""
+    return Config(**{field.name: settings[field.name] for field in fields(Config)})
+
+
+def first_problem(config: Config, settings: Resolved) -> Problem | None:
+    """The first setting that cannot be used, in the order in which they are documented."""
+    devices = settings["iso_worker_devices"]
+    if len(set(devices)) != len(devices) or not all(devices):
+        return Problem("--iso-worker-devices", "names a device twice", "name each device once")
+    if settings["iso_worker_queue_capacity"] == 0:
+        return Problem("--iso-worker-queue-capacity", "must be at least 1", "give a number of jobs")
+    problems = config.validate()
+    if problems:
+        return problems[0]
+    for setting in SETTINGS:
+        if not setting.available and settings[setting.name] != setting.default:
+            return Problem(setting.flag, "not available in this version", "leave the flag out")
+    if settings["merge_threads"] == 0:
+        return Problem("--merge-threads", "must be at least 1", "give a number of threads, or leave it out")
+    return None
+
+
+def fail(message: str, code: int = 1) -> int:
+    """Tell the user what is wrong, in one line, and give the exit code."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def _print(text: str) -> int:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # `yeto-syncer --print-config | head`: nobody is listening any more, which is no mistake. Python
+        # flushes standard output once more at exit, so give it a place that takes the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    from yeto_proto._generated.constants import PROTOCOL_VERSION
+
+    return f"yeto-syncer {version('yeto')} (protocol {PROTOCOL_VERSION})"

@@ -1,0 +1,369 @@
+"""Outer steps in flight: launch, answers, grace, retries, and merges strictly in ascending step order.
+
+Rounds in flight are always the consecutive steps after the global step, at most one per fragment, so distinct
+fragments follow from the depth alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from yeto_proto._generated.errors import OutOfRound
+from yeto_proto.errors_base import YetoError
+from yeto_proto._generated.messages import PullReq, PushFragment
+from yeto_proto._generated.types import FrameType
+
+from yeto_proto._generated import rules
+from yeto_syncer.core import tape
+from yeto_syncer.core.checkpoints import Checkpoints
+from yeto_syncer.core.commits import Commits
+from yeto_syncer.core.config import Config
+from yeto_syncer.core.effects import Send
+from yeto_syncer.core.facts import ServerFacts
+from yeto_syncer.core.jobs import Link, MergeResult
+from yeto_syncer.core.merge import weight as merge_weight
+from yeto_syncer.core.model import Model
+from yeto_syncer.core.outbox import Outbox
+from yeto_syncer.core.registry import Group, Registry
+from yeto_syncer.core.rounds import Round, RoundState
+from yeto_syncer.core.steprate import grace_window, round_interval, slowest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+RETRY_DEFERRAL_S = 1.0  # how far the deadline of a round moves while nobody can be captured (D16)
+
+
+class Scheduler:
+    """The rounds of one run, from the first launch to the last commit."""
+
+    def __init__(
+        self,
+        config: Config,
+        facts: ServerFacts,
+        registry: Registry,
+        model: Model,
+        commits: Commits,
+        checkpoints: Checkpoints,
+        outbox: Outbox,
+    ) -> None:
+        self._config = config
+        self._facts = facts
+        self._registry = registry
+        self._model = model
+        self._commits = commits
+        self._checkpoints = checkpoints
+        self._outbox = outbox
+        self._depth = min(max(config.pipeline, 1), model.num_fragments)
+        self._rounds: dict[int, Round] = {}
+        self._next_step = model.global_step + 1
+        self._next_launch = 0.0
+        self._launched = False
+        self._launching = True
+        # Learners that got a whole cut; the first launch waits for enough of them (D17).
+        self._cut_holders: set[int] = set()
+        self._cut_needed = min(config.quorum, config.participants)
+
+    @property
+    def idle(self) -> bool:
+        """True when no round is in flight."""
+        return not self._rounds
+
+    @property
+    def rounds(self) -> Iterable[Round]:
+        """The rounds in flight, in ascending step order."""
+        return self._rounds.values()
+
+    # -- events ----------------------------------------------------------------------------------------------
+
+    def push(self, now: float, group: Group, push: PushFragment) -> None:
+        """An answer whose bytes and counters are good. Dropped unless it fits its round as it stands now."""
+        link = group.link
+        round_ = self._rounds.get(push.global_step)
+        if round_ is None or not round_.open:
+            self.reject_push(OutOfRound(rule="push_fragment.global_step.round"), link, push)
+            return
+        error = rules.first_broken(
+            FrameType.PUSH_FRAGMENT, "round", push, link=link, round=round_, server=self._facts
+        )
+        if error is not None:
+            self.reject_push(error, link, push)
+            return
+        if push.base_version < round_.base_version:
+            self._outbox.log(
+                "info",
+                "stale base-relative delta admitted",
+                learner=link.learner_id,
+                step=push.global_step,
+                staleness=round_.base_version - push.base_version,
+            )
+        round_.accept(link, push, self._weight(push))
+        self._outbox.count("answers_accepted")
+        group.rate.report(now, push.local_step)
+
+    def reject_push(self, error: YetoError, link: Link, push: PushFragment) -> None:
+        """Drop it; the slot stays open for a valid answer (D10)."""
+        self._outbox.reject(
+            error, link, step=push.global_step, fragment=push.fragment_id, attempt=push.round_attempt
+        )
+
+    def ready(self, now: float, group: Group) -> None:
+        """The catch-up of this current generation has left: it takes its old slots over and joins open
+        rounds."""
+        learner = group.link.learner_id
+        if self._registry.is_observer(learner):
+            return
+        self._cut_holders.add(learner)
+        for round_ in self._rounds.values():
+            if not round_.open:
+                continue
+            if not round_.slots:
+                self._recapture(round_, now)
+            elif learner in round_.slots:
+                self._rebind(round_, group)
+            else:
+                self._join(round_, group)
+
+    def gone(self, link: Link) -> None:
+        """A generation ended. Its answers stay; a ready successor takes over what it has not answered
+        (D15)."""
+        successor = self._registry.current(link.learner_id)
+        if successor is None or not successor.ready or self._config.fixed_roster:
+            return
+        for round_ in self._rounds.values():
+            if round_.open and link.learner_id in round_.slots:
+                self._rebind(round_, successor)
+
+    def merged(self, now: float, step: int, attempt: int, result: MergeResult | None) -> None:
+        """The merge of the next step ended: it is committed, or its answers were refused and it is tried
+        again."""
+        refused = self._commits.merged(step, attempt, result)
+        if refused is None:
+            if not self._checkpoints.holding:
+                self.publish(now)
+            return
+        refused.discard(now + RETRY_DEFERRAL_S)
+        self._recapture(refused, now)
+
+    def publish(self, now: float) -> None:
+        """The committed step is durable where it must be: show it, then the periodic checkpoint."""
+        step = self._commits.publish(now).global_step
+        del self._rounds[step]
+        self._checkpoints.after_commit(step)
+
+    # -- stop ------------------------------------------------------------------------------------------------
+
+    def stop_launching(self) -> None:
+        """No new round; those in flight may still close."""
+        self._launching = False
+
+    def drop_hopeless(self) -> None:
+        """Drop the rounds that nobody can answer any more: no answer yet, and no member's learner
+        connected."""
+        for round_ in self._rounds.values():
+            if (
+                round_.open
+                and round_.num_answers == 0
+                and not any(self._registry.current(learner) is not None for learner in round_.slots)
+            ):
+                self._drop_from(round_.global_step)
+                return
+
+    def drop_open(self) -> None:
+        """Drop every round that still gathers, and with the first of them all later ones: commits are in
+        order."""
+        for round_ in self._rounds.values():
+            if round_.open:
+                self._drop_from(round_.global_step)
+                return
+
+    def _drop_from(self, step: int) -> None:
+        for late in [each for each in self._rounds if each >= step]:
+            round_ = self._rounds.pop(late)
+            round_.state = RoundState.DROPPED
+            self._outbox.count("rounds_dropped")
+            self._outbox.log("warning", "round dropped", step=late, answers=round_.num_answers)
+            self._outbox.tape(tape.round_record("round_dropped", round_, answers=round_.num_answers))
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def advance(self, now: float) -> None:
+        """Do whatever is due: close rounds, start the next merge, launch."""
+        for round_ in self._rounds.values():
+            if round_.open:
+                self._judge(round_, now)
+        head = self._rounds.get(self._model.global_step + 1)
+        if head is not None and head.state is RoundState.COMPLETE and not self._commits.busy:
+            self._commits.merge(now, head)
+        self._launch(now)
+
+    def next_deadline(self) -> float | None:
+        """When `advance` has to be called at the latest, if no event comes."""
+        earliest: float | None = None
+        for round_ in self._rounds.values():
+            if not round_.open:
+                continue
+            due = round_.deadline if round_.grace_deadline is None else round_.grace_deadline
+            if earliest is None or due < earliest:
+                earliest = due
+        if self._may_launch() and (earliest is None or self._next_launch < earliest):
+            earliest = self._next_launch
+        return earliest
+
+    def _judge(self, round_: Round, now: float) -> None:
+        if round_.quorum and round_.num_answers >= round_.quorum:
+            if round_.quorum_at is None:
+                round_.quorum_at = now
+            if round_.all_answered:
+                self._complete(round_, now)
+                return
+            if round_.grace_deadline is None:
+                self._arm_grace(round_, now)
+            assert round_.grace_deadline is not None
+            if now >= round_.grace_deadline:
+                self._complete(round_, now)
+        elif now >= round_.deadline:
+            self._expired(round_, now)
+
+    def _arm_grace(self, round_: Round, now: float) -> None:
+        config = self._config
+        round_.state = RoundState.GRACE
+        round_.grace_s = grace_window(
+            cap=config.grace_s,
+            gamma=config.grace_gamma,
+            tau=config.grace_tau,
+            step=self._slowest(slot.link for slot in round_.slots.values()),
+            quorum=now - round_.launched_at,
+            sync=self._commits.sync_s,
+        )
+        round_.grace_deadline = now + round_.grace_s
+
+    def _complete(self, round_: Round, now: float) -> None:
+        round_.completed_at = now
+        round_.state = RoundState.COMPLETE
+
+    def _expired(self, round_: Round, now: float) -> None:
+        """Below K at the deadline: a new attempt with whoever can be captured now (D16)."""
+        members = self._registry.ready()
+        if self._config.fixed_roster and round_.slots:
+            self._remind(round_, members, now)
+        elif not self._enough(members):
+            round_.deadline = now + RETRY_DEFERRAL_S
+        else:
+            self._outbox.log(
+                "warning",
+                "new frozen-membership attempt",
+                step=round_.global_step,
+                attempt=round_.attempt + 1,
+                discarded=round_.num_answers,
+                members=len(members),
+            )
+            self._retry(round_, members, now)
+
+    def _remind(self, round_: Round, members: tuple[Group, ...], now: float) -> None:
+        """A fixed roster never discards: ask again who has not answered."""
+        if self._enough(members):
+            for group in members:
+                slot = round_.slots.get(group.link.learner_id)
+                if slot is not None and slot.answer is None:
+                    self._pull(round_, group.link)
+        round_.deadline = now + self._config.quorum_timeout_s
+
+    # -- launch and capture ----------------------------------------------------------------------------------
+
+    def _may_launch(self) -> bool:
+        """Everything but the time: depth, steps left, members, and the first-cut rule."""
+        return (
+            self._launching
+            and len(self._rounds) < self._depth
+            and self._next_step <= self._config.total_steps
+            and not self._checkpoints.holding
+            and (self._launched or len(self._cut_holders) >= self._cut_needed)
+            and self._enough(self._registry.ready())
+        )
+
+    def _launch(self, now: float) -> None:
+        while self._may_launch() and now >= self._next_launch:
+            step = self._next_step
+            fragment = self._model.fragment_of(step)
+            round_ = Round(
+                step, fragment, self._model.version(fragment), fixed_roster=self._config.fixed_roster
+            )
+            self._rounds[step] = round_
+            self._next_step = step + 1
+            self._launched = True
+            members = self._registry.ready()
+            self._capture(round_, members, now)
+            self._next_launch = now + round_interval(
+                minimum=self._config.min_round_interval_s,
+                sync_interval_steps=self._config.sync_interval_steps,
+                step=slowest(group.rate.seconds for group in members),
+                num_fragments=self._model.num_fragments,
+            )
+
+    def _enough(self, members: tuple[Group, ...]) -> bool:
+        """Can an attempt capture these? One member will do, except that a fixed roster needs its quorum."""
+        return len(members) >= (self._config.quorum if self._config.fixed_roster else 1)
+
+    def _capture(self, round_: Round, members: tuple[Group, ...], now: float) -> None:
+        links = [group.link for group in members]
+        round_.capture(links, self._config.quorum, now, now + self._config.quorum_timeout_s)
+        for link in links:
+            self._pull(round_, link)
+
+    def _retry(self, round_: Round, members: tuple[Group, ...], now: float) -> None:
+        self._outbox.count("attempts_retried")
+        self._outbox.tape(tape.round_record("attempt_discarded", round_, answers=round_.num_answers))
+        self._capture(round_, members, now)
+
+    def _recapture(self, round_: Round, now: float) -> None:
+        """A round whose refused answers left it empty while nobody was there."""
+        members = self._registry.ready()
+        if self._enough(members):
+            self._retry(round_, members, now)
+
+    def _pull(self, round_: Round, link: Link) -> None:
+        self._outbox.emit(Send(link, PullReq(round_.fragment_id, round_.global_step, round_.attempt)))
+
+    def _rebind(self, round_: Round, group: Group) -> None:
+        """Give an unanswered slot whose generation is gone to the learner's present one, and pull it
+        again."""
+        link = group.link
+        slot = round_.slots[link.learner_id]
+        if slot.answer is not None:
+            return
+        if self._config.fixed_roster:
+            self._pull(round_, link)
+        elif slot.link != link and not self._registry.is_live(slot.link):
+            self._outbox.log("info", "rebound pull", step=round_.global_step, learner=link.learner_id)
+            self._outbox.tape(
+                tape.member_record("rebound", link, step=round_.global_step, attempt=round_.attempt)
+            )
+            slot.link = link
+            self._pull(round_, link)
+
+    def _join(self, round_: Round, group: Group) -> None:
+        """The late-joiner pull. Not for a round that started from another version than the member holds."""
+        held = group.caught_up_to
+        if (
+            self._config.fixed_roster
+            or held is None
+            or held[round_.fragment_id] != round_.base_version
+            or not self._registry.is_current(group)
+        ):
+            return
+        link = group.link
+        round_.join(link)
+        self._outbox.tape(
+            tape.member_record("late_join", link, step=round_.global_step, attempt=round_.attempt)
+        )
+        self._pull(round_, link)
+
+    def _slowest(self, links: Iterable[Link]) -> float | None:
+        groups = (self._registry.get(link) for link in links)
+        return slowest(group.rate.seconds for group in groups if group is not None)
+
+    def _weight(self, push: PushFragment) -> float:
+        if self._config.learner_weight == "equal":
+            return 1.0
+        return merge_weight(push.c_tokens, push.c_steps)

@@ -1,0 +1,99 @@
+"""The records of the event tape, in the field names of the tape's readers. One record per commit, in step
+order."""
+
+from __future__ import annotations
+
+from yeto_proto._generated.constants import PROTOCOL_VERSION
+
+from yeto_syncer.core.jobs import Link
+from yeto_syncer.core.rounds import Accepted, Round
+
+DELTA_SEMANTICS = "local_minus_raw_anchor"
+
+
+def merge_record(
+    round_: Round,
+    answers: list[Accepted],
+    *,
+    gnorm: float,
+    layout_hash: str,
+    sync_s: float,
+    now: float,
+) -> dict[str, object]:
+    """What one committed round was: who was asked, who answered with what, and how long each part took.
+
+    `sync_s` covers the merge, the commit and a per-round checkpoint; `now` is the end of the commit.
+    """
+    expected = sorted(slot.link for slot in round_.slots.values())
+    responded = [answer.link for answer in answers]
+    missed = sorted(slot.link for slot in round_.slots.values() if slot.answer is None)
+    total_weight = sum(answer.weight for answer in answers)
+    since = round_.launched_at
+    waited = None
+    if round_.grace_s is not None and round_.quorum_at is not None and round_.completed_at is not None:
+        waited = _ms(round_.completed_at - round_.quorum_at)
+    return {
+        "protocol_version": PROTOCOL_VERSION,
+        "delta_semantics": DELTA_SEMANTICS,
+        "step": round_.global_step,
+        "fragment": round_.fragment_id,
+        "launch_base_version": round_.base_version,
+        "attempt": round_.attempt,
+        "gnorm": gnorm,
+        "ms": _ms(now - since),
+        "quorum": round_.quorum,
+        "expected": [link.learner_id for link in expected],
+        "expected_members": _members(expected),
+        "responded": [link.learner_id for link in responded],
+        "responded_members": _members(responded),
+        "missed_grace": [link.learner_id for link in missed],
+        "missed_members": _members(missed),
+        "quorum_ms": None if round_.quorum_at is None else _ms(round_.quorum_at - since),
+        "grace_ms": None if round_.grace_s is None else _ms(round_.grace_s),
+        "grace_waited_ms": waited,
+        "sync_ms": _ms(sync_s),
+        "responders": [
+            {
+                "id": answer.link.learner_id,
+                "generation": answer.link.generation,
+                "base_version": answer.base_version,
+                "staleness": max(round_.base_version - answer.base_version, 0),
+                "c_steps": answer.c_steps,
+                "c_tokens": answer.c_tokens,
+                "weight": answer.weight,
+                "contribution": answer.weight / total_weight if total_weight else 0.0,
+            }
+            for answer in answers
+        ],
+        "sync/layout_hash": layout_hash,
+        "sync/base_version": round_.base_version,
+        "sync/responders": len(answers),
+        "sync/quorum": round_.quorum,
+        "sync/rejected_stale_updates": 0,
+        "sync/merge_seconds": _ms(sync_s) / 1000,
+        "sync/global_delta_norm": gnorm,
+    }
+
+
+def member_record(event: str, link: Link, **fields: object) -> dict[str, object]:
+    """A learner joined, left, took over a slot or was pulled into a round."""
+    return {"event": event, "id": link.learner_id, "generation": link.generation, **fields}
+
+
+def round_record(event: str, round_: Round, **fields: object) -> dict[str, object]:
+    """A round was tried again or dropped."""
+    return {
+        "event": event,
+        "step": round_.global_step,
+        "fragment": round_.fragment_id,
+        "attempt": round_.attempt,
+        **fields,
+    }
+
+
+def _members(links: list[Link]) -> list[dict[str, int]]:
+    return [{"id": link.learner_id, "generation": link.generation} for link in links]
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,193 @@
+"""One accepted socket: reading into the frame reader, and parting without losing the last words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from yeto_proto._generated.errors import YetoError
+from yeto_proto._generated.messages import Message
+from yeto_proto.reader import FrameReader
+from yeto_syncer.shell.outbound import Stream
+from yeto_syncer.shell.wires import Wire
+
+READ_TURN = 1 << 20
+"""Bytes read from one socket before the others get their turn."""
+
+LINGER_S = 2.0
+"""How long a socket stays open after its last frame, so that the peer can read that frame. Closing earlier, with
+unread bytes of the peer in the receive buffer, would make the kernel discard it."""
+
+SCRATCH = memoryview(bytearray(1 << 16))
+"""Where the bytes of a peer that we no longer listen to go."""
+
+
+class Owner(Protocol):
+    """Whom a connection tells what happens."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def arrived(self, conn: Connection, messages: Sequence[Message]) -> None:
+        """Whole messages, in order."""
+
+    def broken(self, conn: Connection, error: YetoError) -> None:
+        """The reader refused bytes. Nothing more is read from this socket."""
+
+    def ended(self, conn: Connection) -> None:
+        """End of stream or a socket error."""
+
+    def writable(self, conn: Connection) -> None:
+        """The socket takes bytes again."""
+
+    def closed(self, conn: Connection) -> None:
+        """The socket is closed; its number of descriptors went down."""
+
+    def parse(self, conn: Connection, count: int) -> bool:
+        """Whether the owner takes over `reader.buffer_updated(count)` for a large first frame."""
+
+
+class Connection:
+    """One socket. Its owner decides what the messages mean and what is written when."""
+
+    def __init__(self, number: int, wire: Wire, peer: str, reader: FrameReader, owner: Owner) -> None:
+        self.number = number
+        self.wire = wire
+        self.peer = peer
+        self.reader = reader
+        self.blocked = False
+        self.is_closed = False
+        self.first_bytes = 0
+        self._owner = owner
+        self._holds: set[str] = {"new"}
+        self._reading = False
+        self._last: Stream | None = None
+        self._companions: list[Connection] = []
+        self._deadline: asyncio.TimerHandle | None = None
+
+    # -- reading
+
+    def hold(self, reason: str) -> None:
+        """Stop reading until `release` was called for every reason to hold."""
+        self._holds.add(reason)
+        self._watch()
+
+    def release(self, reason: str) -> None:
+        """One reason to hold has gone."""
+        self._holds.discard(reason)
+        self._watch()
+
+    def _watch(self) -> None:
+        wanted = not self.is_closed and not self._holds
+        if wanted == self._reading:
+            return
+        self._reading = wanted
+        if wanted:
+            self._owner.loop.add_reader(self.wire.fileno(), self._readable)
+        else:
+            self._owner.loop.remove_reader(self.wire.fileno())
+
+    def _readable(self) -> None:
+        left = READ_TURN
+        while left > 0 and self._reading:
+            view = SCRATCH if self._last is not None else self.reader.get_buffer()
+            wanted = min(len(view), left)
+            try:
+                count = self.wire.recv_into(view[:wanted])
+            except OSError:
+                count = 0
+            if count is None:
+                return
+            if count == 0:
+                self._end()
+                return
+            left -= count
+            if self._last is None and not self._owner.parse(self, count):
+                self.feed(lambda count=count: self.reader.buffer_updated(count))
+            if count < wanted:
+                return  # the kernel has no more; asking again would only tell us so
+
+    def feed(self, read: Callable[[], list[Message]]) -> None:
+        """Pass on the messages that `read` returns, or the error that it raises."""
+        try:
+            messages = read()
+        except YetoError as error:
+            self.hold("broken")
+            self._owner.broken(self, error)
+            return
+        if messages:
+            self._owner.arrived(self, messages)
+
+    def _end(self) -> None:
+        if self._last is None:
+            self.hold("ended")
+            self._owner.ended(self)
+        else:
+            self.close()
+
+    # -- writing
+
+    def watch_writable(self, wanted: bool) -> None:
+        """Ask to be told when the socket takes bytes again."""
+        if wanted == self.blocked or self.is_closed:
+            return
+        self.blocked = wanted
+        if wanted:
+            self._owner.loop.add_writer(self.wire.fileno(), self._writable)
+        else:
+            self._owner.loop.remove_writer(self.wire.fileno())
+
+    def _writable(self) -> None:
+        self.watch_writable(False)
+        if self._last is None:
+            self._owner.writable(self)
+        else:
+            self._send_last()
+
+    # -- parting
+
+    def part(self, last: Stream, companions: Sequence[Connection] = (), linger: float = LINGER_S) -> None:
+        """Send what is left in `last`, tell the peer that this was all, and close when it has closed too or after
+        `linger` seconds. `companions` are closed with it: a peer that sees one of them end first would take that
+        for a broken line and never read the last frame."""
+        if self.is_closed:
+            return
+        self._last = last
+        self._companions = list(companions)
+        for companion in companions:
+            companion.hold("parting")
+        self._holds.clear()
+        self._watch()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self._owner.loop.call_later(linger, self.close)
+        self._send_last()
+
+    def _send_last(self) -> None:
+        last = self._last
+        assert last is not None
+        while buffers := last.take():
+            try:
+                count = self.wire.send(buffers)
+            except OSError:
+                self.close()
+                return
+            if count is None:
+                self.watch_writable(True)
+                return
+            last.advance(count)
+        self.wire.finish()
+
+    def close(self) -> None:
+        """Close the socket at once. Closing twice is fine."""
+        if self.is_closed:
+            return
+        self.watch_writable(False)
+        self.is_closed = True
+        self._watch()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self.wire.close()
+        self._owner.closed(self)
+        for companion in self._companions:
+            companion.close()

@@ -1,0 +1,155 @@
+"""One connection group at the sockets: its control and data streams, its outbound side and its line of events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from yeto_proto._generated.messages import Error, Message
+from yeto_proto._generated.sizes import manifest_bytes
+from yeto_proto._generated.types import Role
+from yeto_proto.chunks import Reassembler
+from yeto_proto.session import Session
+from yeto_syncer.core.events import Delivered, Event
+from yeto_syncer.core.jobs import Link
+from yeto_syncer.shell.connection import Connection
+from yeto_syncer.shell.lane import Lane
+from yeto_syncer.shell.outbound import CONTROL, Outbound, Payload
+
+WRITE_TURN = 8 << 20
+"""Bytes written for one group before the others get their turn."""
+
+CONTROL_BYTES = 1 << 20
+"""Small frames that may wait for one learner, beside two manifests."""
+
+
+class Clock(Protocol):
+    """What the group needs of the event loop."""
+
+    def time(self) -> float: ...
+
+
+class Group:
+    """The sockets of one learner's connection. `flush` sends what the kernel takes and never blocks."""
+
+    def __init__(
+        self,
+        link: Link,
+        session: Session,
+        control: Connection,
+        clock: Clock,
+        post: Callable[[Event], None],
+        lost: Callable[[Connection], None],
+        wake: Callable[[Group], None],
+    ) -> None:
+        self.link = link
+        self.session = session
+        self.reassembler = Reassembler(Role.SYNCER, session)
+        self.sockets: dict[int, Connection] = {CONTROL: control}
+        self.lane = Lane(post)
+        self.checks = 0
+        self.held: list[Connection] = []
+        self.overflowed = False
+        self.progress_at = clock.time()
+        self._closed = False
+        self._clock = clock
+        self._post = post
+        self._lost = lost
+        self._outbound = Outbound(
+            lambda: wake(self), CONTROL_BYTES + 2 * manifest_bytes(session.num_fragments)
+        )
+
+    @property
+    def control(self) -> Connection:
+        return self.sockets[CONTROL]
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits to be sent."""
+        return self._outbound.idle
+
+    def stream_of(self, conn: Connection) -> int | None:
+        """The stream that a socket of this group carries; None when it is not attached any more."""
+        return next((stream for stream, socket in self.sockets.items() if socket is conn), None)
+
+    def attach(self, stream_idx: int, conn: Connection) -> None:
+        """Use one more data socket, for messages that start from now on."""
+        self.sockets[stream_idx] = conn
+        self._outbound.attach(stream_idx)
+
+    def detach(self, stream_idx: int) -> None:
+        """A data socket has ended."""
+        del self.sockets[stream_idx]
+        self._outbound.detach(stream_idx)
+
+    def send(self, message: Message) -> None:
+        """Queue a small frame; `overflowed` tells when too many wait."""
+        if not self._outbound.send(message):
+            self.overflowed = True
+
+    def deliver(self, payloads: Sequence[Payload], token: int | None) -> None:
+        """Queue bulk messages; a `Delivered` event follows for the token."""
+        self._outbound.deliver(payloads, token)
+
+    def flush(self) -> None:
+        """Hand to the kernel what it takes now, the streams in turn."""
+        if self._closed:
+            return
+        left = WRITE_TURN
+        moved = True
+        while moved and left > 0:
+            moved = False
+            for stream, conn in list(self.sockets.items()):
+                if conn.blocked or conn.is_closed or self._closed:
+                    continue
+                count = self._write(stream, conn)
+                left -= count
+                moved = moved or count > 0
+        if left <= 0 and not self._closed:  # ask the loop to come back to this group after the others
+            for conn in self.sockets.values():
+                conn.watch_writable(True)
+        for token in self._outbound.delivered():
+            self._post(Delivered(self.link, token))
+
+    def _write(self, stream: int, conn: Connection) -> int:
+        buffers = self._outbound.next(stream)
+        if not buffers:
+            return 0
+        try:
+            count = conn.wire.send(buffers)
+        except OSError:
+            self._lost(conn)
+            return 0
+        if count:
+            self._outbound.sent(stream, count)
+            self.progress_at = self._clock.time()
+        if not count or self._outbound.partial(stream):
+            if not self._blocked:
+                self.progress_at = self._clock.time()
+            conn.watch_writable(True)
+        return count or 0
+
+    @property
+    def _blocked(self) -> bool:
+        return any(conn.blocked for conn in self.sockets.values())
+
+    def stalled(self, seconds: float) -> bool:
+        """Whether bytes wait and no socket of the group has taken any for this long (D13)."""
+        return self._blocked and self._clock.time() - self.progress_at > seconds
+
+    def close(self, error: Error | None, linger: float | None = None) -> None:
+        """Say what is left to say on the control stream, then close all sockets."""
+        self._closed = True
+        last = self._outbound.close(error)
+        data = [conn for stream, conn in self.sockets.items() if stream != CONTROL]
+        if linger is None:
+            self.control.part(last, data)
+        else:
+            self.control.part(last, data, linger)
+
+    def abort(self) -> None:
+        """Close all sockets at once."""
+        self._closed = True
+        self._outbound.close()
+        for conn in list(self.sockets.values()):
+            conn.close()

@@ -1,0 +1,213 @@
+"""Effects of the coordinator, performed one by one.
+
+Sockets belong to `Server`, files to `Storage` and `Tape`; this module knows which effect goes where and which of
+them holds back the effects behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from yeto_syncer.core.effects import (
+    Accept,
+    AppendTape,
+    Attach,
+    CloseConn,
+    CloseLink,
+    Count,
+    Deliver,
+    Effect,
+    Exit,
+    Log,
+    Merge,
+    Refuse,
+    RemoveMarker,
+    Save,
+    Send,
+    SetTimer,
+    WriteFinalState,
+    WriteMarker,
+)
+from yeto_syncer.core.events import (
+    Event,
+    FileFailed,
+    Merged,
+    MergeFailed,
+    Saved,
+    SaveFailed,
+    Tick,
+)
+from yeto_syncer.core.jobs import MergeJob, MergeResult
+from yeto_syncer.core.merge import run as run_merge
+from yeto_syncer.shell.logs import Log as LogWriter
+from yeto_syncer.shell.server import Server
+from yeto_syncer.shell.storage import Storage
+from yeto_syncer.shell.tape import Tape
+from yeto_syncer.shell.workers import Workers, settled
+
+INLINE_MERGE = 1 << 16
+"""Values of all answers of a merge that is done on the event loop: that takes less time than changing threads."""
+
+
+class Line(Protocol):
+    """The engine, as the performer sees it."""
+
+    def post(self, event: Event) -> None: ...
+
+    def resume(self, event: Event | None, failed: bool = False) -> None: ...
+
+
+class Performer:
+    """Performs effects. Calling it with one answers whether the effects behind it have to wait."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        server: Server,
+        storage: Storage,
+        tape: Tape | None,
+        log: LogWriter,
+        end: Callable[[Exit], None],
+    ) -> None:
+        self._loop = loop
+        self._server = server
+        self._storage = storage
+        self._tape = tape
+        self._log = log
+        self._end = end
+        self._line: Line | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._merging = Workers("merge", 1, loop)
+        self._writing = Workers("checkpoint", 1, loop)
+        self.counters: Counter[str] = Counter()
+        self._actions: Mapping[type, Callable[[Any], bool | None]] = {
+            Accept: lambda e: server.accept(e.conn, e.link, e.session),
+            Attach: lambda e: server.attach(e.conn, e.link, e.stream_idx),
+            Refuse: lambda e: server.refuse(e.conn, e.error),
+            Send: lambda e: server.send(e.link, e.message),
+            Deliver: lambda e: server.deliver(e.links, e.fragments, e.final, e.token),
+            CloseLink: lambda e: server.close_link(e.link, e.error),
+            CloseConn: lambda e: server.close_connection(e.conn),
+            Merge: lambda e: self._merge(e.job),
+            Save: self._save,
+            WriteMarker: lambda e: self._write("the final marker", lambda: storage.write_marker(e.step)),
+            RemoveMarker: lambda e: self._remove_marker(),
+            WriteFinalState: lambda e: self._write(
+                "the final state", lambda: storage.write_final_state(e.fragments)
+            ),
+            AppendTape: self._append,
+            Count: self._count,
+            Log: lambda e: log.write(e.level, e.message, e.fields),
+            SetTimer: self._set_timer,
+            Exit: end,
+        }
+
+    def connect(self, line: Line) -> None:
+        """Say where events go; before the first effect."""
+        self._line = line
+
+    def __call__(self, effect: Effect) -> bool:
+        return bool(self._actions[type(effect)](effect))
+
+    def _post(self, event: Event) -> None:
+        assert self._line is not None
+        self._line.post(event)
+
+    def _resume(self, event: Event | None, failed: bool = False) -> None:
+        assert self._line is not None
+        self._line.resume(event, failed)
+
+    def _merge(self, job: MergeJob) -> None:
+        def merged(future: Future[MergeResult | None]) -> None:
+            error = future.exception()
+            if error is None:
+                self._post(Merged(job.step, job.attempt, future.result()))
+            else:
+                self._post(MergeFailed(job.step, job.attempt, f"{type(error).__name__}: {error}"))
+
+        if job.params.size * len(job.answers) <= INLINE_MERGE:
+            merged(settled(lambda: run_merge(job)))
+        else:
+            self._merging.submit(lambda: run_merge(job), merged)
+
+    def _save(self, effect: Save) -> bool:
+        step = effect.snapshot.global_step
+
+        def saved(future: Future[None]) -> None:
+            error = future.exception()
+            if error is None:
+                event: Event = Saved(effect.kind, step)
+            elif isinstance(error, OSError | MemoryError):
+                event = SaveFailed(effect.kind, step, reason(error))
+            else:
+                raise error
+            if effect.background:
+                self._post(event)
+            else:
+                self._resume(event, failed=error is not None)
+
+        snapshot = effect.snapshot
+        self._writing.submit(lambda: self._storage.save(snapshot), saved)
+        return not effect.background
+
+    def _write(self, what: str, work: Callable[[], None]) -> bool:
+        def written(future: Future[None]) -> None:
+            error = future.exception()
+            if error is None:
+                self._resume(None)
+            elif isinstance(error, OSError):
+                self._resume(FileFailed(what, reason(error)), failed=True)
+            else:
+                raise error
+
+        self._writing.submit(work, written)
+        return True
+
+    def _remove_marker(self) -> None:
+        try:
+            self._storage.remove_marker()
+        except OSError as error:
+            self._post(FileFailed("the final marker", reason(error)))
+
+    def _append(self, effect: AppendTape) -> None:
+        if self._tape is None:
+            return
+        try:
+            self._tape.append(effect.record)
+        except OSError as error:
+            self._tape = None  # one failure is enough to end the run
+            self._post(FileFailed("the event tape", reason(error)))
+
+    def _count(self, effect: Count) -> None:
+        labels = ",".join(f"{key}={value}" for key, value in sorted(effect.labels.items()))
+        self.counters[f"{effect.name}{{{labels}}}" if labels else effect.name] += 1
+
+    def _set_timer(self, effect: SetTimer) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if effect.at is not None:
+            self._timer = self._loop.call_at(effect.at, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._post(Tick())
+
+    def close(self, timeout: float) -> bool:
+        """End the threads; False when one of them is still at work."""
+        ended = [workers.close(timeout) for workers in (self._merging, self._writing)]
+        if self._tape is not None:
+            self._tape.close()
+        return all(ended)
+
+
+def reason(error: BaseException) -> str:
+    """An error of the operating system in the words of its users."""
+    if isinstance(error, OSError) and error.strerror:
+        place = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{place}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,352 @@
+"""The sockets of the server: accepting, reading, checking, writing and closing. It decides nothing.
+
+What arrives becomes events for the coordinator; what the coordinator answers comes back through the methods of
+`Server`, each of which ignores links and connections that are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+from yeto_proto._generated.errors import YetoError
+from yeto_proto._generated.messages import DataHello, Error, Hello, Message
+from yeto_proto._generated.types import Dtype, Role
+from yeto_proto.reader import FrameReader
+from yeto_proto.session import Session
+from yeto_proto.writer import frame
+from yeto_syncer.core.effects import Versioned
+from yeto_syncer.core.events import (
+    DataHelloReceived,
+    Disconnected,
+    Dropped,
+    Event,
+    HelloReceived,
+    Opened,
+    Received,
+    Refused,
+)
+from yeto_syncer.core.jobs import F32, Link
+from yeto_syncer.shell.checks import INLINE_BYTES, bulk_dtype, bulk_size, examine
+from yeto_syncer.shell.connection import Connection
+from yeto_syncer.shell.group import Group
+from yeto_syncer.shell.listener import Listener
+from yeto_syncer.shell.outbound import CONTROL, Stream
+from yeto_syncer.shell.payloads import Payloads
+from yeto_syncer.shell.wires import Wire
+from yeto_syncer.shell.workers import Workers
+
+CHECKS_IN_FLIGHT = 4
+"""Bulk messages of one group that may be under check; then its sockets are not read."""
+
+INLINE_HELLO = 1 << 16
+"""First frames beyond this many bytes are parsed off the event loop."""
+
+
+class Line(Protocol):
+    """Where events go."""
+
+    @property
+    def congested(self) -> bool: ...
+
+    def post(self, event: Event) -> None: ...
+
+
+class Server:
+    """All connections and groups of the process."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        line: Line,
+        workers: Workers,
+        make_reader: Callable[[], FrameReader],
+        write_timeout_s: float,
+    ) -> None:
+        self.loop = loop
+        self._line = line
+        self._workers = workers
+        self._make_reader = make_reader
+        self._write_timeout_s = write_timeout_s
+        self._payloads = Payloads(workers)
+        self._connections: dict[int, Connection] = {}
+        self._groups: dict[Link, Group] = {}
+        self._member_of: dict[int, Group] = {}
+        self._pending: set[int] = set()
+        self._congested: set[Connection] = set()
+        self._dirty: dict[Group, None] = {}
+        self._numbers = 0
+        self._listener: Listener | None = None
+        self._when_empty: Callable[[], None] | None = None
+        self._sweep()
+
+    # -- accepting
+
+    def listen(self, listener: Listener) -> None:
+        """Accept from now on."""
+        self._listener = listener
+        listener.start(self)
+
+    def accepted(self, wire: Wire, peer: str) -> int:
+        """A new socket; returns how many are still in handshake."""
+        self._numbers += 1
+        conn = Connection(self._numbers, wire, peer, self._make_reader(), self)
+        self._connections[conn.number] = conn
+        self._pending.add(conn.number)
+        self._line.post(Opened(conn.number))
+        conn.release("new")
+        return len(self._pending)
+
+    def _settled(self, conn: Connection) -> None:
+        self._pending.discard(conn.number)
+        if self._listener is not None:
+            self._listener.pending(len(self._pending))
+
+    # -- what connections tell
+
+    def parse(self, conn: Connection, count: int) -> bool:
+        """Take the rest of a large first frame off the event loop."""
+        if conn.number not in self._pending:
+            return False
+        conn.first_bytes += count
+        if conn.first_bytes <= INLINE_HELLO:
+            return False
+        conn.hold("parsing")
+
+        def parsed(future: Future[list[Message]]) -> None:
+            if not conn.is_closed:
+                conn.feed(future.result)
+                conn.release("parsing")
+
+        self._workers.submit(lambda: conn.reader.buffer_updated(count), parsed)
+        return True
+
+    def arrived(self, conn: Connection, messages: Sequence[Message]) -> None:
+        """Whole messages of one socket."""
+        group = self._member_of.get(conn.number)
+        for message in messages:
+            if conn.is_closed:
+                return
+            if group is not None:
+                if not self._received(conn, group, message):
+                    return
+            elif isinstance(message, Hello):
+                conn.hold("admission")
+                self._line.post(HelloReceived(conn.number, message))
+            elif isinstance(message, DataHello):
+                conn.hold("admission")
+                self._line.post(DataHelloReceived(conn.number, message))
+        if self._line.congested:
+            self._congested.add(conn)
+            conn.hold("backlog")
+
+    def _received(self, conn: Connection, group: Group, message: Message) -> bool:
+        size = bulk_size(message)
+        if not size:
+            group.lane.put(Received(conn.number, group.link, message))
+            return True
+        if size <= INLINE_BYTES:
+            try:
+                values = examine(message, group.session)
+            except YetoError as error:
+                conn.hold("broken")
+                self.broken(conn, error)
+                return False
+            group.lane.put(Received(conn.number, group.link, message, values))
+            return True
+        self._examine(conn, group, message)
+        return True
+
+    def _examine(self, conn: Connection, group: Group, message: Message) -> None:
+        fill = group.lane.reserve()
+        group.checks += 1
+        if group.checks >= CHECKS_IN_FLIGHT:
+            group.held.append(conn)
+            conn.hold("checks")
+
+        def examined(future: Future[F32 | None]) -> None:
+            group.checks -= 1
+            while group.held:
+                group.held.pop().release("checks")
+            try:
+                values = future.result()
+            except YetoError as error:
+                conn.hold("broken")
+                fill(Refused(conn.number, error))
+            else:
+                fill(Received(conn.number, group.link, message, values))
+
+        self._workers.submit(lambda: examine(message, group.session), examined)
+
+    def broken(self, conn: Connection, error: YetoError) -> None:
+        """Bytes were refused. The coordinator says what happens to the socket."""
+        event = Refused(conn.number, error)
+        group = self._member_of.get(conn.number)
+        if group is None:
+            self._line.post(event)
+        else:
+            group.lane.put(event)
+
+    def ended(self, conn: Connection) -> None:
+        """End of stream or a socket error. The end of a control socket is the end of its group."""
+        group = self._member_of.get(conn.number)
+        if group is None:
+            conn.close()
+            self._line.post(Disconnected(conn.number))
+            return
+        stream = group.stream_of(conn)
+        if stream == CONTROL:
+            self._forget(group)
+            group.abort()
+        elif stream is not None:
+            group.detach(stream)
+            conn.close()
+            self._dirty[group] = None
+        group.lane.put(Disconnected(conn.number))
+
+    def writable(self, conn: Connection) -> None:
+        """A socket takes bytes again."""
+        group = self._member_of.get(conn.number)
+        if group is not None:
+            group.flush()
+
+    def closed(self, conn: Connection) -> None:
+        """A socket is closed."""
+        del self._connections[conn.number]
+        self._member_of.pop(conn.number, None)
+        self._congested.discard(conn)
+        self._settled(conn)
+        if self._when_empty is not None and not self._connections:
+            self._when_empty()
+
+    # -- what the coordinator asks for
+
+    def accept(self, number: int, link: Link, session: Session) -> None:
+        """The socket is the control stream of a new group."""
+        conn = self._connections.get(number)
+        if conn is None:
+            return
+        group = Group(link, session, conn, self.loop, self._line.post, self.ended, self._wake)
+        self._groups[link] = group
+        self._join(conn, group)
+
+    def attach(self, number: int, link: Link, stream_idx: int) -> None:
+        """The socket is a data stream of a group."""
+        conn = self._connections.get(number)
+        group = self._groups.get(link)
+        if conn is None or group is None:
+            return
+        group.attach(stream_idx, conn)
+        self._join(conn, group)
+
+    def _join(self, conn: Connection, group: Group) -> None:
+        self._member_of[conn.number] = group
+        self._settled(conn)
+        conn.reader.open(group.session, group.reassembler)
+        conn.release("admission")
+
+    def refuse(self, number: int, error: YetoError) -> None:
+        """Send the error, if it is one that is sent, and close."""
+        conn = self._connections.get(number)
+        if conn is None:
+            return
+        if not error.sends:
+            conn.close()
+            return
+        last = Stream()
+        last.put(frame(Error(text=str(error))))
+        conn.part(last)
+
+    def close_connection(self, number: int) -> None:
+        """Close one socket without a word."""
+        conn = self._connections.get(number)
+        if conn is None:
+            return
+        group = self._member_of.get(number)
+        stream = group.stream_of(conn) if group is not None else None
+        if group is not None and stream is not None and stream != CONTROL:
+            group.detach(stream)
+            self._dirty[group] = None
+        conn.close()
+
+    def close_link(self, link: Link, error: YetoError | None) -> None:
+        """Close a group; the ERROR is the last frame on its control stream."""
+        group = self._groups.get(link)
+        if group is None:
+            return
+        self._forget(group)
+        group.close(Error(text=str(error)) if error is not None and error.sends else None)
+
+    def send(self, link: Link, message: Message) -> None:
+        """Queue a small frame."""
+        group = self._groups.get(link)
+        if group is not None:
+            group.send(message)
+            self._dirty[group] = None
+
+    def deliver(
+        self, links: Sequence[Link], fragments: Sequence[Versioned], final: bool, token: int | None
+    ) -> None:
+        """Queue bulk for the links that are still there, encoded once for all of them."""
+        groups = [self._groups[link] for link in links if link in self._groups]
+        if not groups:
+            return
+        dtype = Dtype.F32 if final else bulk_dtype(groups[0].session)
+        payloads = [self._payloads.get(fragment, dtype, final) for fragment in fragments]
+        for group in groups:
+            group.deliver(payloads, token)
+            self._dirty[group] = None
+
+    # -- turns
+
+    def settle(self) -> None:
+        """Send what the last steps have queued, and read again what a full line had stopped."""
+        while self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            for group in dirty:
+                if group.link in self._groups and self._groups[group.link] is group:
+                    group.flush()
+                    if group.overflowed:
+                        self._drop(group, "it does not read its control stream")
+        if self._congested and not self._line.congested:
+            congested, self._congested = self._congested, set()
+            for conn in congested:
+                conn.release("backlog")
+
+    def _wake(self, group: Group) -> None:
+        # A payload that the group waited for has been encoded.
+        group.flush()
+
+    def _sweep(self) -> None:
+        for group in list(self._groups.values()):
+            if group.stalled(self._write_timeout_s):
+                self._drop(group, f"no byte was taken for {self._write_timeout_s:g} s")
+        self.loop.call_later(min(1.0, self._write_timeout_s / 4), self._sweep)
+
+    def _drop(self, group: Group, reason: str) -> None:
+        self._forget(group)
+        group.abort()
+        group.lane.put(Dropped(group.link, reason))
+
+    def _forget(self, group: Group) -> None:
+        if self._groups.get(group.link) is group:
+            del self._groups[group.link]
+        self._dirty.pop(group, None)
+
+    # -- the end
+
+    def shut_down(self, linger: float, done: Callable[[], None]) -> None:
+        """Stop accepting, let queued small frames leave, and call `done` when every socket is closed."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        self._when_empty = done
+        for group in list(self._groups.values()):
+            self._forget(group)
+            group.close(None, linger)
+        for number in list(self._pending):
+            self._connections[number].close()
+        if not self._connections:
+            done()
