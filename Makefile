@@ -51,7 +51,7 @@ gen: $(VENV)/.dev ## Write the generated code from spec/
 	@$(BIN)/python -m codegen
 
 docs: $(VENV)/.dev ## Build the documentation into build/site
-	@$(BIN)/mkdocs build --quiet --strict --config-file site/mkdocs.yml
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file site/mkdocs.yml
 	@echo "wrote build/site ($$(find build/site -name '*.html' | wc -l) pages); open build/site/index.html"
 
 bench: $(VENV)/.dev ## Measure every row of the speed table beside its raw limit; writes build/bench.json

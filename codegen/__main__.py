@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+from codegen.coverage import Coverage, cover, table
 from codegen.faults import SpecFault
-from codegen.parts import outputs
+from codegen.parts import load, outputs
 from codegen.render import Output
-from codegen.spec import load_spec
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -21,12 +21,16 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     started = time.monotonic()
     try:
-        files = outputs(load_spec(options.spec))
+        spec = load(options.spec)
+        if options.coverage:
+            print(table(cover(spec, options.out / "tests")))
+            return 0
+        files = outputs(spec)
+        if options.check:
+            return max(_check(files, options.out), _check_coverage(cover(spec, options.out / "tests")))
     except SpecFault as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 1
-    if options.check:
-        return _check(files, options.out)
     changed = [each for each in files if _write(each, options.out)]
     for each in changed:
         print(f"wrote {each.path} ({len(each.text.encode()):,} bytes)")
@@ -39,9 +43,20 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m codegen",
         description="Generate yeto_proto/_generated and the test strategies from spec/.",
     )
-    parser.add_argument("--check", action="store_true", help="write nothing; show a diff and exit 1 if a file is not up to date")
-    parser.add_argument("--spec", type=Path, default=ROOT / "spec", help="the specification (default: spec/ of this project)")
-    parser.add_argument("--out", type=Path, default=ROOT, help="the folder to write into (default: this project)")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; show a diff and exit 1 if a file is not up to date",
+    )
+    parser.add_argument(
+        "--coverage", action="store_true", help="print each rule with its cases and tests, and write nothing"
+    )
+    parser.add_argument(
+        "--spec", type=Path, default=ROOT / "spec", help="the specification (default: spec/ of this project)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT, help="the folder to write into (default: this project)"
+    )
     return parser
 
 
@@ -70,10 +85,20 @@ def _check(files: list[Output], root: Path) -> int:
                 )
             )
     if stale:
-        print(f"error: {stale} of {len(files)} generated files are not up to date; run `make gen`", file=sys.stderr)
+        print(
+            f"error: {stale} of {len(files)} generated files are not up to date; run `make gen`",
+            file=sys.stderr,
+        )
         return 1
     print(f"{len(files)} generated files are up to date")
     return 0
+
+
+def _check_coverage(coverage: Coverage) -> int:
+    faults = coverage.faults()
+    for each in faults:
+        print(f"error: {each}", file=sys.stderr)
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

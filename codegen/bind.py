@@ -1,8 +1,8 @@
 """Fills dataclasses from YAML nodes: the classes of `codegen.model` are the schema of the specification.
 
-A key is the name of a field, with `-` for `_`; `else_` and `from_` stand for the keys `else` and `from`. A field without a
-default is a required key. Unknown keys are faults. A class gets the place of its mapping in a field `where: Where` and the
-lines of its keys in `lines: Mapping[str, Where]`, if it has these.
+A key is the name of a field, with `-` for `_`; `else_` and `from_` stand for the keys `else` and `from`. A
+field without a default is a required key. Unknown keys are faults. A class gets the place of its mapping in a
+field `where: Where` and the lines of its keys in `lines: Mapping[str, Where]`, if it has these.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _OWN = ("where", "lines")
 
 
 def bind(cls: type[T], node: Node, key: str = "") -> T:
-    """An instance of a schema class from a mapping node; raises `SpecFault` with the line and key of what is wrong."""
+    """An instance of a schema class from a mapping node; raises `SpecFault` with the line and key of what is
+    wrong.
+    """
     value = _bind(cls, node, key)
     assert isinstance(value, cls)
     return value
@@ -34,6 +36,8 @@ def key_of(field: str) -> str:
 
 
 def _bind(kind: Any, node: Node, key: str) -> Any:
+    if kind is Any:
+        return plain(node)
     origin = typing.get_origin(kind)
     if origin in (types.UnionType, typing.Union):
         return _bind_union(typing.get_args(kind), node, key)
@@ -48,39 +52,40 @@ def _bind(kind: Any, node: Node, key: str) -> Any:
             raise SpecFault(node.where, key, "must be a list")
         inner = typing.get_args(kind)[0]
         return tuple(_bind(inner, each, key) for each in node)
-    if origin is Mapping or (isinstance(origin, type) and issubclass(origin, Mapping)):
+    if origin is Mapping:
         if not isinstance(node, Table):
             raise SpecFault(node.where, key, "must be a mapping")
         inner = typing.get_args(kind)[1]
-        return {name: _bind(inner, each, f"{key}.{name}" if key else name) for name, each in node.values.items()}
+        return {
+            name: _bind(inner, each, f"{key}.{name}" if key else name) for name, each in node.values.items()
+        }
     if dataclasses.is_dataclass(kind) and kind is not Expr:
         return _bind_class(kind, node, key)
     return _bind_leaf(kind, node, key)
 
 
 def _bind_union(kinds: tuple[Any, ...], node: Node, key: str) -> Any:
-    tables = [each for each in kinds if dataclasses.is_dataclass(each) and each is not Expr]
-    lists = [each for each in kinds if typing.get_origin(each) is tuple]
-    leaves = [each for each in kinds if each not in tables and each not in lists and each is not type(None)]
-    if isinstance(node, Table) and tables:
-        return _bind(tables[0], node, key)
-    if isinstance(node, Items) and lists:
-        return _bind(lists[0], node, key)
-    if isinstance(node, Leaf):
-        for each in leaves:
-            if typing.get_origin(each) is None and _fits(each, node):
-                return _bind_leaf(each, node, key)
-        for each in leaves:
-            if typing.get_origin(each) is not None:
-                return _bind(each, node, key)
-    raise SpecFault(node.where, key, f"must be {' or '.join(map(_kind_name, kinds))}")
+    """The first kind that the shape of the node fits; a node that fits none is a fault."""
+    wanted = [each for each in kinds if each is not type(None)]
+    for each in wanted:
+        origin = typing.get_origin(each)
+        mapping = origin is Mapping or (dataclasses.is_dataclass(each) and each is not Expr)
+        if isinstance(node, Table) and mapping or isinstance(node, Items) and origin is tuple:
+            return _bind(each, node, key)
+        if isinstance(node, Leaf) and (origin is typing.Literal or (origin is None and _fits(each, node))):
+            return _bind(each, node, key)
+    if float in wanted and isinstance(node, Leaf) and type(node.value) is int:
+        return float(node.value)
+    raise SpecFault(node.where, key, f"must be {' or '.join(map(_kind_name, wanted))}")
 
 
 def _bind_class(kind: Any, node: Node, key: str) -> Any:
     if not isinstance(node, Table):
         raise SpecFault(node.where, key, "must be a mapping")
     hints = typing.get_type_hints(kind)
-    fields = {key_of(each.name): each for each in dataclasses.fields(kind) if each.name not in _OWN and each.init}
+    fields = {
+        key_of(each.name): each for each in dataclasses.fields(kind) if each.name not in _OWN and each.init
+    }
     for name in node.values:
         if name not in fields:
             known = ", ".join(sorted(fields))
@@ -117,8 +122,23 @@ def _bind_leaf(kind: Any, node: Node, key: str) -> Any:
 
 
 def _kind_name(kind: Any) -> str:
-    names: dict[Any, str] = {str: "text", int: "an integer", float: "a number", bool: "true or false", Expr: "an expression"}
+    names: dict[Any, str] = {
+        str: "text",
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        Expr: "an expression",
+    }
     return names.get(kind, "a list" if typing.get_origin(kind) is tuple else "a mapping")
+
+
+def plain(node: Node) -> Any:
+    """The value of a node as text, numbers, lists and dicts, for keys whose content is free."""
+    if isinstance(node, Leaf):
+        return node.value
+    if isinstance(node, Items):
+        return [plain(each) for each in node]
+    return {key: plain(value) for key, value in node.values.items()}
 
 
 def at(lines: Mapping[str, Where], key: str, otherwise: Where) -> Where:

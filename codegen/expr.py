@@ -1,7 +1,8 @@
 """The expression language of the specification.
 
-An expression is parsed once, by `ast`, with an allow-list of node types, and never evaluated as text. One tree gives the Python
-source of a check, an English sentence, the values around each comparison, and the names that have to be known.
+An expression is parsed once, by `ast`, with an allow-list of node types, and never evaluated as text. One
+tree gives the Python source of a check, an English sentence, the values around each comparison, and the names
+that have to be known.
 
     integers and decimals, names (`c_steps`), dotted names (`session.dtype`), `none`
     + - * //    < <= == != >= >    in, not in, is none, is not none    and or not    f(x, y)
@@ -46,7 +47,18 @@ _EDGES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     ">=": ((0, 1), (-1,)),
     ">": ((1,), (-1, 0)),
 }
-_PRECEDENCE = {"or": 1, "and": 2, "not": 3, "compare": 4, "+": 5, "-": 5, "*": 6, "//": 6, "unary": 7, "atom": 9}
+_PRECEDENCE = {
+    "or": 1,
+    "and": 2,
+    "not": 3,
+    "compare": 4,
+    "+": 5,
+    "-": 5,
+    "*": 6,
+    "//": 6,
+    "unary": 7,
+    "atom": 9,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +129,9 @@ class Expr:
         """It in English, without a full stop."""
         return _sentence(self.tree)
 
-    def evaluate(self, name: Callable[[str], Any], functions: Mapping[str, Callable[..., Any]] | None = None) -> Any:
+    def evaluate(
+        self, name: Callable[[str], Any], functions: Mapping[str, Callable[..., Any]] | None = None
+    ) -> Any:
         """Its value, with names looked up by `name`. Integers are unbounded."""
         return _evaluate(self.tree, name, {**_CALLABLE, **(functions or {})})
 
@@ -211,7 +225,12 @@ def _python(node: ast.expr, bind: Callable[[str], str]) -> tuple[str, int]:
             word = "and" if isinstance(node.op, ast.And) else "or"
             level = _PRECEDENCE[word]
             # Mixed `and` and `or` get parentheses too, for the reader.
-            parts = [part(each, 3 if isinstance(each, ast.BoolOp) and type(each.op) is not type(node.op) else level) for each in node.values]
+            parts = [
+                part(
+                    each, 3 if isinstance(each, ast.BoolOp) and type(each.op) is not type(node.op) else level
+                )
+                for each in node.values
+            ]
             return f" {word} ".join(parts), level
         case ast.BinOp():
             sign = _ARITHMETIC[type(node.op)][0]
@@ -220,7 +239,9 @@ def _python(node: ast.expr, bind: Callable[[str], str]) -> tuple[str, int]:
         case ast.Compare():
             sign = _COMPARE[type(node.ops[0])][0]
             level = _PRECEDENCE["compare"] + 1
-            return f"{part(node.left, level)} {sign} {part(node.comparators[0], level)}", _PRECEDENCE["compare"]
+            return f"{part(node.left, level)} {sign} {part(node.comparators[0], level)}", _PRECEDENCE[
+                "compare"
+            ]
         case ast.Call(func=ast.Name(id=name)):
             return f"{name}({', '.join(_python(each, bind)[0] for each in node.args)})", _PRECEDENCE["atom"]
     raise AssertionError(f"_allow let {type(node).__name__} through")

@@ -19,8 +19,10 @@ class Where:
 NOWHERE = Where("spec", 0)
 
 
-class SpecFault(Exception):
-    """The specification is wrong. Its text is one line, `file:line: key: what`, and the generator exits with 1."""
+class SpecFault(Exception):  # noqa: N818  # a fault in a text, told to a person
+    """The specification is wrong. Its text is one line, `file:line: key: what`, and the generator exits with
+    1.
+    """
 
     def __init__(self, where: Where, key: str, what: str) -> None:
         self.where = where

@@ -1,8 +1,8 @@
 """A strict reader of YAML: it takes the values that a person would read in the text, and refuses all others.
 
-PyYAML takes a repeated key silently, reads `010` as 8, `1:30` as 90 and `no` as false. Here a plain scalar is an integer,
-a float, `true`, `false` or text; whatever only YAML 1.1 would read as something else is a fault. Every value keeps its
-line, so that later checks can name it.
+PyYAML takes a repeated key silently, reads `010` as 8, `1:30` as 90 and `no` as false. Here a plain scalar is
+an integer, a float, `true`, `false` or text; whatever only YAML 1.1 would read as something else is a fault.
+Every value keeps its line, so that later checks can name it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _FLOAT = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-]?[0-9]+)?\Z")
 # What YAML 1.1, YAML 1.2 or a reader in a hurry takes for a number, a truth value, a date or nothing at all.
 _GUESS = re.compile(
     r"[-+]?[0-9][0-9_]*|[-+]?0[bo][0-7_]+|[-+]?0[xX][0-9A-Fa-f_]+|[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?"
-    r"|[-+]?([0-9][0-9_]*)?\.[0-9_]*([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+    r"|[-+]?([0-9][0-9_]*)?\.[0-9_]*([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
     r"|~|null|Null|NULL|[yYnN]|[yY]es|YES|[nN]o|NO|[tT]rue|TRUE|[fF]alse|FALSE|[oO]n|ON|[oO]ff|OFF"
     r"|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*\Z"
 )
@@ -81,17 +82,21 @@ def text_line(path: Path, offset: int) -> int:
 def parse(text: str, name: str) -> Table:
     """As `read`, from text."""
     try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            _no_machinery(event, name)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise SpecFault(Where(name, mark.line + 1 if mark else 0), "", f"is not YAML: {error.problem}") from None
+        raise SpecFault(
+            Where(name, mark.line + 1 if mark else 0), "", f"is not YAML: {error.problem}"
+        ) from None
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
         raise SpecFault(Where(name, line), "", f"is not YAML: {error.reason}") from None
     if node is None:
         raise SpecFault(Where(name, 1), "", "is empty")
     try:
-        converted = _convert(node, name, ())
+        converted = _convert(node, name)
     except RecursionError:
         raise SpecFault(Where(name, 1), "", "is nested too deeply") from None
     if not isinstance(converted, Table):
@@ -99,17 +104,23 @@ def parse(text: str, name: str) -> Table:
     return converted
 
 
-def _convert(node: yaml.Node, name: str, parents: tuple[int, ...]) -> Node:
+def _no_machinery(event: yaml.Event, name: str) -> None:
+    """Refuse what makes a value differ from the text that is read: tags, anchors and aliases."""
+    where = Where(name, event.start_mark.line + 1 if event.start_mark else 0)
+    tag: str | None = getattr(event, "tag", None)
+    if tag is not None:
+        raise SpecFault(where, "", f"the tag {tag} is not allowed")
+    anchor: str | None = getattr(event, "anchor", None)
+    if anchor is not None:
+        raise SpecFault(where, "", f"the anchor or alias {anchor} is not allowed")
+
+
+def _convert(node: yaml.Node, name: str) -> Node:
     where = Where(name, node.start_mark.line + 1)
-    if id(node) in parents:
-        raise SpecFault(where, "", "contains itself through an alias")
-    below = (*parents, id(node))
     if isinstance(node, yaml.ScalarNode):
         return _scalar(node, where)
     if isinstance(node, yaml.SequenceNode):
-        _plain_tag(node, where, "tag:yaml.org,2002:seq")
-        return Items(tuple(_convert(each, name, below) for each in node.value), where)
-    _plain_tag(node, where, "tag:yaml.org,2002:map")
+        return Items(tuple(_convert(each, name) for each in node.value), where)
     values: dict[str, Node] = {}
     lines: dict[str, Where] = {}
     for key_node, value_node in node.value:
@@ -121,24 +132,17 @@ def _convert(node: yaml.Node, name: str, parents: tuple[int, ...]) -> Node:
             raise SpecFault(at, str(key_node.value), "a key must be text; quote it if it is meant to be")
         if key.value in values:
             raise SpecFault(at, key.value, f"repeats the key of line {lines[key.value].line}")
-        values[key.value] = _convert(value_node, name, below)
+        values[key.value] = _convert(value_node, name)
         lines[key.value] = at
     return Table(values, where, lines)
-
-
-def _plain_tag(node: yaml.Node, where: Where, expected: str) -> None:
-    if node.tag != expected:
-        raise SpecFault(where, "", f"the tag {node.tag} is not allowed")
 
 
 def _scalar(node: yaml.ScalarNode, where: Where) -> Leaf:
     text: str = node.value
     if node.style is not None:
-        if node.tag != "tag:yaml.org,2002:str":
-            raise SpecFault(where, text, f"the tag {node.tag} is not allowed")
         return Leaf(text, where, quoted=True)
-    if node.tag.startswith("!") or (text == "" and node.tag == "tag:yaml.org,2002:null"):
-        raise SpecFault(where, text, "has no value" if text == "" else f"the tag {node.tag} is not allowed")
+    if text == "":
+        raise SpecFault(where, "", "has no value")
     if text in ("true", "false"):
         return Leaf(text == "true", where)
     if _INTEGER.match(text):
@@ -148,5 +152,7 @@ def _scalar(node: yaml.ScalarNode, where: Where) -> Leaf:
     if _FLOAT.match(text):
         return Leaf(float(text), where)
     if _GUESS.fullmatch(text) or node.tag != "tag:yaml.org,2002:str":
-        raise SpecFault(where, text, "YAML readers disagree about this; quote it, or write the number in full")
+        raise SpecFault(
+            where, text, "YAML readers disagree about this; quote it, or write the number in full"
+        )
     return Leaf(text, where)

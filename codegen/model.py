@@ -1,7 +1,7 @@
 """The schema of `spec/`: one dataclass per kind of mapping, filled by `codegen.bind`.
 
-A field is a key; what stands here is all that a specification file may say. `codegen.spec` puts the files together and checks
-what goes beyond one mapping.
+A field is a key; what stands here is all that a specification file may say. `codegen.spec` puts the files
+together and checks what goes beyond one mapping.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Literal
 from codegen.expr import Expr
 from codegen.faults import Where
 
-When = Literal["decode", "bulk", "link", "round"]
-WHENS: tuple[When, ...] = ("decode", "bulk", "link", "round")
+# `run` is for promises of the whole program, which stand in `behaviour/` and never in a frame.
+When = Literal["decode", "bulk", "link", "round", "run"]
+WHENS: tuple[When, ...] = ("decode", "bulk", "link", "round", "run")
 Direction = Literal["learner -> syncer", "syncer -> learner", "either"]
 
 
@@ -35,7 +36,11 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class RuleText:
-    """A rule as written in a list `rules:`. `must` is its check; with `says` alone, the module `by` judges it by hand."""
+    """A rule as written in a list `rules:`.
+
+    `must` is its check, and `says` replaces the sentence that follows from it. With `says` alone, the module
+    `by` judges it by hand; `by` beside `must` tells that it does so although there is an expression.
+    """
 
     id: str
     else_: str
@@ -50,7 +55,9 @@ class RuleText:
 
 @dataclass(frozen=True, slots=True)
 class FieldText:
-    """A field of a frame, header, structure or file. `must` / `else` / `when` / `by` are its first rule, in short form."""
+    """A field of a frame, header, structure or file. `must` / `else` / `when` / `by` are its first rule, in
+    short form.
+    """
 
     name: str
     type: str
@@ -58,6 +65,7 @@ class FieldText:
     lines: Mapping[str, Where]
     doc: str = ""
     must: Expr | None = None
+    says: str | None = None
     else_: str | None = None
     when: When | None = None
     by: str | None = None
@@ -70,7 +78,7 @@ class FieldText:
 
 @dataclass(frozen=True, slots=True)
 class BulkText:
-    """The bytes after the last field. `length` is exact, `limit` an upper bound that the header is judged by."""
+    """The bytes after the last field: `length` is exact, `limit` an upper bound for the header."""
 
     name: str
     where: Where
@@ -170,7 +178,7 @@ class Enum:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A function from numel, and perhaps dtype, to bytes: one `value`, or `cases` by the argument `choose`."""
+    """A function from numel, and perhaps dtype, to bytes: a `value`, or `cases` by the argument `choose`."""
 
     name: str
     args: tuple[str, ...]

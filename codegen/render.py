@@ -1,4 +1,5 @@
-"""Turns a specification into files: an environment for the templates, and helpers that lay Python out as `ruff format` would.
+"""Turns a specification into files: an environment for the templates, and helpers that lay Python out as
+`ruff format` would.
 
 A part is a module with `outputs(spec) -> list[Output]`; `PARTS` lists them. A new kind of file is a new part.
 """
@@ -36,7 +37,12 @@ def environment() -> jinja2.Environment:
         autoescape=False,
     )
     env.filters.update(
-        docstring=docstring, comment=comment, literal=literal, text=quoted, returning=returning, sequence=sequence
+        docstring=docstring,
+        comment=comment,
+        literal=literal,
+        text=quoted,
+        returning=returning,
+        sequence=sequence,
     )
     return env
 
@@ -54,6 +60,13 @@ def docstring(text: str, indent: int = 4, tail: str = "") -> str:
     paragraphs = [" ".join(part.split()) for part in text.strip().split("\n\n")]
     if tail:
         paragraphs.append(" ".join(tail.split()))
+    first_sentence, stop, others = paragraphs[0].partition(". ")
+    if (
+        stop
+        and indent + len(first_sentence) + 4 <= WIDTH
+        and (tail or indent + len(paragraphs[0]) + 6 > WIDTH)
+    ):
+        paragraphs[:1] = [f"{first_sentence}.", others]
     joined = paragraphs[0].replace("\\", "\\\\")
     if len(paragraphs) == 1 and indent + len(joined) + 6 <= WIDTH:
         return f'"""{joined}"""'
@@ -99,7 +112,9 @@ def literal(value: Any) -> str:
 
 
 def returning(parts: tuple[str, ...], indent: int = 4) -> str:
-    """A return statement of operands joined by one word, as `(" or ", a, b)`; broken at the word when it is too long."""
+    """A return statement of operands joined by one word, as `(" or ", a, b)`; broken at the word when it is
+    too long.
+    """
     word, *operands = parts
     line = f"return {word.join(operands)}"
     if indent + len(line) <= WIDTH:
@@ -110,6 +125,8 @@ def returning(parts: tuple[str, ...], indent: int = 4) -> str:
 
 
 def sequence(items: list[str], indent: int, opening: str = "(", closing: str = ")") -> str:
-    """A tuple or list: on one line if it fits (with room for what stands before, given as `indent`), else one item a line."""
+    """A tuple or list: on one line if it fits (with room for what stands before, given as `indent`), else one
+    item a line.
+    """
     comma = "," if len(items) == 1 and opening == "(" else ""
     return f"{opening}{', '.join(items)}{comma}{closing}"

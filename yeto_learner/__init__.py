@@ -1,0 +1,55 @@
+"""The learner side of Decoupled DiLoCo: `Learner` for a training loop, `SyncerClient` below it.
+
+Names are loaded when they are first used: the `yeto-learner` command can then answer `--help`, take a
+Ctrl-C and choose the number of BLAS threads before numpy is there.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client import SyncerClient
+    from .core.records import BcastFragment, FinalFragment, FinalManifest, PullRequest
+    from .errors import (
+        NonFiniteParameterError,
+        PartialMessageGenerationLost,
+        ProtocolError,
+        SessionRejectedError,
+    )
+    from .learner import Learner
+    from .record import ResumeRecord
+
+__all__ = [
+    "BcastFragment",
+    "FinalFragment",
+    "FinalManifest",
+    "Learner",
+    "NonFiniteParameterError",
+    "PartialMessageGenerationLost",
+    "ProtocolError",
+    "PullRequest",
+    "ResumeRecord",
+    "SessionRejectedError",
+    "SyncerClient",
+]
+
+_HOMES = {
+    "BcastFragment": ".core.records",
+    "FinalFragment": ".core.records",
+    "FinalManifest": ".core.records",
+    "Learner": ".learner",
+    "NonFiniteParameterError": ".errors",
+    "PartialMessageGenerationLost": ".errors",
+    "ProtocolError": ".errors",
+    "PullRequest": ".core.records",
+    "ResumeRecord": ".record",
+    "SessionRejectedError": ".errors",
+    "SyncerClient": ".client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)
+    return value

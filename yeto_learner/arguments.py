@@ -41,7 +41,9 @@ def parse_hash(value: bytes | str | None, name: str) -> bytes | None:
         try:
             value = bytes.fromhex(value)
         except ValueError:
-            raise ValueError(f"{name} must be {HASH_BYTES} bytes or {2 * HASH_BYTES} hexadecimal digits") from None
+            raise ValueError(
+                f"{name} must be {HASH_BYTES} bytes or {2 * HASH_BYTES} hexadecimal digits"
+            ) from None
     check_hash(value, name)
     return value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import socket
 import ssl
@@ -20,6 +21,7 @@ __all__ = ["Address", "Channel", "PlainChannel", "TlsChannel", "dial", "parse_ad
 Address = tuple[str, int]
 
 DEFAULT_PORT: Final = 29400
+ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
 KEEPALIVE: Final = (
     ("TCP_KEEPIDLE", 60),  # seconds of silence before the first probe
     ("TCP_KEEPINTVL", 15),  # seconds between probes
@@ -31,25 +33,16 @@ SENDMSG_BUFFERS: Final = 64  # buffers handed to the kernel in one call
 
 def parse_address(address: str | Address) -> Address:
     """("host", port) from that, from "host:port", "[v6]:port" or "host" (port 29400).  Raises ValueError."""
-    if not isinstance(address, str):
-        host, port = address
-    elif address.startswith("["):
-        host, _, rest = address[1:].partition("]")
-        port = _port(rest.removeprefix(":"), address)
+    if isinstance(address, str):
+        match = ADDRESS.fullmatch(address)
+        if match is None:
+            raise ValueError(f"syncer address {address!r} is not HOST:PORT")
+        host, port = match["v6"] or match["host"], int(match["port"] or DEFAULT_PORT)
     else:
-        host, _, rest = address.partition(":")
-        port = _port(rest, address)
+        host, port = address
     if not host or not 0 < port < 65536:
         raise ValueError(f"syncer address {address!r} is not HOST:PORT")
     return host, port
-
-
-def _port(text: str, address: str) -> int:
-    if not text:
-        return DEFAULT_PORT
-    if not text.isascii() or not text.isdigit():
-        raise ValueError(f"syncer address {address!r} is not HOST:PORT")
-    return int(text)
 
 
 class Channel:
@@ -93,8 +86,8 @@ class PlainChannel(Channel):
 
 
 class TlsChannel(Channel):
-    """TLS over a non-blocking socket: an SSL object is not for two threads at once, so each call takes the lock, and
-    waiting for the network happens outside of it."""
+    """TLS over a non-blocking socket: an SSL object is not for two threads at once, so each call takes the
+    lock, and waiting for the network happens outside of it."""
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         sock.setblocking(False)
@@ -142,7 +135,9 @@ class TlsChannel(Channel):
 def dial(
     address: Address, timeout: float, tls: ssl.SSLContext | None, cancelled: Callable[[], bool]
 ) -> Channel:
-    """Connect within `timeout` seconds.  Raises OSError; ConnectionAbortedError soon after `cancelled()` is true."""
+    """Connect within `timeout` seconds.  Raises OSError; ConnectionAbortedError soon after `cancelled()` is
+    true.
+    """
     deadline = time.monotonic() + timeout
     failure: OSError | None = None
     for family, kind, protocol, _, target in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):

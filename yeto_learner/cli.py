@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from yeto_learner.demo.signals import Interrupted, SignalGuard
+
+# A demo has more processes than a small machine has cores, where BLAS threads mostly wait for each other.
+BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 EXAMPLES = """\
 examples:
@@ -93,6 +97,10 @@ def _demo(options: argparse.Namespace, guard: SignalGuard) -> int:
             "torch is not installed; --torch; install yeto[torch], or leave --torch out to train with numpy"
         )
 
+    for name in BLAS_THREADS:
+        os.environ.setdefault(
+            name, "1"
+        )  # before numpy is imported, and for the processes that the demo starts
     from yeto_learner.demo.folder import DemoError, Folder
     from yeto_learner.demo.outcome import run_demo
     from yeto_learner.demo.settings import Settings

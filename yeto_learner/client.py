@@ -1,13 +1,14 @@
 """`SyncerClient`: the low-level client of a syncer, for code that keeps its own anchors.
 
-It connects, redials, checks and keeps what arrives, and sends what it is given.  When to install and what to push is
-`Learner`'s business.
+It connects, redials, checks and keeps what arrives, and sends what it is given.  When to install and what to
+push is `Learner`'s business.
 """
 
 from __future__ import annotations
 
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterable
 
 from yeto_proto._generated import messages as wire
@@ -37,18 +38,19 @@ DEFAULT_RECEIVE_BUDGET = 64 * 1024 * 1024  # bytes
 class SyncerClient:
     """One learner's connection to a syncer.
 
-    addr: "host:port" or (host, port).  learner_id: 0 to 2^32-1.  layout: of `yeto_proto.build_layout`.  dtype: a Dtype
-    or "f32", "bf16", "q4".  num_streams: data sockets beside the control socket, 0 to 256.  connect_timeout: seconds
-    for each socket of `start`.  max_reconnects: redials in the client's whole life, None for no limit.
-    finalization_timeout: seconds, the default of the two terminal waits.  session_contract_hash: 32 bytes; without one
-    the layout fingerprint is sent, so that all runs of a layout share one contract.  syncer_profile_hash: 32 bytes, or
-    None for an unbound client.  hmac_key: bytes or text that seals the HELLO (default: the environment variable
-    YETO_ISLAND_HMAC_KEY, if set).  tls: an ssl.SSLContext.  accept_rewound_catch_up: take the first broadcast of a
-    fragment after a redial even when its version went back.  receive_budget: reading of bulk pauses while broadcasts
-    of so many bytes wait to be drained.
+    addr: "host:port" or (host, port).  learner_id: 0 to 2^32-1.  layout: of `yeto_proto.build_layout`.
+    dtype: a Dtype or "f32", "bf16", "q4".  num_streams: data sockets beside the control socket, 0 to 256.
+    connect_timeout: seconds for each socket of `start`.  max_reconnects: redials in the client's whole life,
+    None for no limit. finalization_timeout: seconds, the default of the two terminal waits.
+    session_contract_hash: 32 bytes; without one the layout fingerprint is sent, so that all runs of a layout
+    share one contract.  syncer_profile_hash: 32 bytes, or None for an unbound client.  hmac_key: bytes or
+    text that seals the HELLO (default: the environment variable YETO_ISLAND_HMAC_KEY, if set).  tls: an
+    ssl.SSLContext.  accept_rewound_catch_up: take the first broadcast of a fragment after a redial even when
+    its version went back.  receive_budget: reading of bulk pauses while broadcasts of so many bytes wait to
+    be drained.
 
-    Raises ValueError for an argument that cannot be used.  Events: `finalizing` once a final manifest is held,
-    `finalized` once it was acknowledged, `shutdown` once the syncer said so.
+    Raises ValueError for an argument that cannot be used.  Events: `finalizing` once a final manifest is
+    held, `finalized` once it was acknowledged, `shutdown` once the syncer said so.
     """
 
     def __init__(
@@ -134,7 +136,8 @@ class SyncerClient:
     def start(self) -> None:
         """Connect, patiently: every socket is dialled again every 2 s until `connect_timeout`.
 
-        The protocol has no answer to HELLO: a refusal shows in `check_health` a moment later.  Raises ConnectionError.
+        The protocol has no answer to HELLO: a refusal shows in `check_health` a moment later.  Raises
+        ConnectionError.
         """
         self._connection.start()
 
@@ -150,10 +153,11 @@ class SyncerClient:
         self.close()
 
     def check_health(self) -> None:
-        """Raise if the client is over: the syncer refused it, a rule was broken, or the reconnects are used up.
+        """Raise if the client is over: the syncer refused it, a rule was broken, or the reconnects are used
+        up.
 
-        Silent during an outage.  Raises SessionRejectedError for the refusals that have a metric, else RuntimeError
-        `syncer connection failed: ...` with the ProtocolError as its cause.
+        Silent during an outage.  Raises SessionRejectedError for the refusals that have a metric, else
+        RuntimeError `syncer connection failed: ...` with the ProtocolError as its cause.
         """
         self._connection.check()
 
@@ -164,7 +168,7 @@ class SyncerClient:
 
     @property
     def connection_generation(self) -> int:
-        """The generation of the current connection, or of the last one during an outage; 0 before the first."""
+        """The generation of the current connection, or of the last one; 0 before the first."""
         return self._link.generation
 
     @property
@@ -183,9 +187,11 @@ class SyncerClient:
         return self._connection.traffic[1]
 
     def wait_for(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until `ready()` is true, judged after every change of this client; False when the time is over.
+        """Wait until `ready()` is true, judged after every change of this client; False when the time is
+        over.
 
-        `ready` is called with the client's lock held, so it must be quick.  Raises what `check_health` raises.
+        `ready` is called with the client's lock held, so it must be quick.  Raises what `check_health`
+        raises.
         """
         connection = self._connection
         with self._changed:
@@ -204,8 +210,8 @@ class SyncerClient:
     def send_init(self, fragment_id: int, data: Buffer) -> None:
         """Send the initial value of a fragment (bulk dtype bytes); only learner 0 may.
 
-        Waits for room in the send queues.  Dropped without an error while disconnected, closed or shut down.  Raises
-        ValueError for a fragment or a length that does not fit.
+        Waits for room in the send queues.  Dropped without an error while disconnected, closed or shut down.
+        Raises ValueError for a fragment or a length that does not fit.
         """
         self._check_fragment(fragment_id)
         self._check_length(data, self.session.bulk_bytes(fragment_id), "INIT", fragment_id)
@@ -217,11 +223,13 @@ class SyncerClient:
         parts: Iterable[Buffer],
         *,
         before_last_enqueue: Callable[[], None] | None = None,
+        timeout: float | None = None,
     ) -> bool:
         """As `send_init`, with the bytes in parts that are taken one chunk at a time.
 
-        True when everything was queued, False when nothing was.  Raises TypeError or ValueError for bad parts, and
-        PartialMessageGenerationLost when the link was lost in mid-message.
+        True when everything was queued, False when nothing was.  Raises TypeError or ValueError for bad
+        parts, PartialMessageGenerationLost when the link was lost in mid-message, and TimeoutError when the
+        syncer does not take the bytes within `timeout` seconds (None: wait for ever).
         """
         self._check_fragment(fragment_id)
         generation = self._bulk.send_parts(
@@ -230,6 +238,7 @@ class SyncerClient:
             parts,
             operation="send_init_parts",
             before_last_enqueue=before_last_enqueue,
+            deadline=None if timeout is None else time.monotonic() + timeout,
         )
         return generation is not None
 
@@ -246,8 +255,8 @@ class SyncerClient:
     ) -> None:
         """Answer a pull: local minus raw anchor, encoded in the session's dtype.
 
-        Waits for room in the send queues.  Dropped without an error while disconnected, closed or shut down; the next
-        pull asks again.  Raises ValueError for a fragment, counter or length that does not fit.
+        Waits for room in the send queues.  Dropped without an error while disconnected, closed or shut down;
+        the next pull asks again.  Raises ValueError for a fragment, counter or length that does not fit.
         """
         message = self._push(
             fragment_id, global_step, round_attempt, base_version, local_step, c_steps, c_tokens, data
@@ -285,7 +294,8 @@ class SyncerClient:
         return generation is not None
 
     def stream_push(self, answer: Answer, parts: Iterable[Buffer], ticket: Ticket) -> int | None:
-        """As `push_fragment_parts` for an answer of the step boundary; the generation it was queued on, or None.
+        """As `push_fragment_parts` for an answer of the step boundary; the generation it was queued on, or
+        None.
 
         The ticket learns whether every chunk was written; it is left open, for the caller to end.
         """
@@ -304,11 +314,13 @@ class SyncerClient:
         return self._bulk.send_parts(message, wanted, parts, operation="stream_push", ticket=ticket)
 
     def heartbeat(self, local_step: int) -> None:
-        """Tell the syncer that this learner lives.  Never waits: dropped when disconnected or the queue is full."""
+        """Tell the syncer that this learner lives.  Never waits: dropped when disconnected or the queue is
+        full.
+        """
         require(0 <= local_step < U64, f"local_step must fit into 64 bits, not {local_step}")
         group = self._connection.group
         if group is not None and not self.shutdown.is_set():
-            group.outboxes[0].put(frame(wire.Heartbeat(self.learner_id, local_step)), block=False)
+            group.outboxes[0].offer(frame(wire.Heartbeat(self.learner_id, local_step)))
 
     def _push(
         self,
@@ -351,8 +363,8 @@ class SyncerClient:
         got = memoryview(data).nbytes
         require(
             got == wanted,
-            f"{what} of fragment {fragment_id} has {got} bytes; its {self.session.numel(fragment_id)} values take "
-            f"{wanted} bytes in a {self.dtype.name.lower()} session",
+            f"{what} of fragment {fragment_id} has {got} bytes; its {self.session.numel(fragment_id)} values "
+            f"take {wanted} bytes in a {self.dtype.name.lower()} session",
         )
 
     # -- receiving
@@ -370,7 +382,7 @@ class SyncerClient:
             return updates
 
     def next_update(self) -> BcastFragment | None:
-        """The oldest broadcast that was not drained yet; draining one at a time keeps one fragment in memory."""
+        """The oldest broadcast that was not drained yet: one at a time keeps one fragment in memory."""
         with self._changed:
             update = self._link.take_update()
             self._changed.notify_all()
@@ -394,24 +406,25 @@ class SyncerClient:
     ) -> tuple[FinalManifest, list[FinalFragment]]:
         """Wait for the manifest and the exact f32 value of every fragment; they come in fragment order.
 
-        timeout: seconds, by default `finalization_timeout`.  Raises TimeoutError that names what is missing, and what
-        `check_health` raises.
+        timeout: seconds, by default `finalization_timeout`.  Raises TimeoutError that names what is missing,
+        and what `check_health` raises.
         """
         return self._terminal.wait_for_final_fragments(timeout)
 
     def acknowledge_finalization(self, manifest: FinalManifest, timeout: float | None = None) -> None:
         """Send FINAL_ACK, on each new generation again, until it was written; then `finalized` is set.
 
-        A SHUTDOWN that arrives meanwhile counts as written.  Raises RuntimeError if `manifest` is not the held one,
-        TimeoutError, and what `check_health` raises.
+        A SHUTDOWN that arrives meanwhile counts as written.  Raises RuntimeError if `manifest` is not the
+        held one, TimeoutError, and what `check_health` raises.
         """
         self._terminal.acknowledge(manifest, timeout)
 
     def send_budget_done(self, local_steps: int, timeout: float | None = None) -> int:
         """Budget mode: report the local steps and wait until the frame was written; the connection's epoch.
 
-        At the next teardown broadcasts and their versions are forgotten, so that the restarted syncer is believed.
-        Raises ValueError for a count outside 1 to 2^64-1, RuntimeError when disconnected or the link is lost.
+        At the next teardown broadcasts and their versions are forgotten, so that the restarted syncer is
+        believed. Raises ValueError for a count outside 1 to 2^64-1, RuntimeError when disconnected or the
+        link is lost.
         """
         require(1 <= local_steps < U64, f"local_steps must be 1 to {U64 - 1}, not {local_steps}")
         return self._terminal.send_budget_done(local_steps, timeout)

@@ -1,7 +1,9 @@
-"""The connection of a learner through all its generations: dialling, redialling, and the one lock over what arrived.
+"""The connection of a learner through all its generations: dialling, redialling, and the one lock over what
+arrived.
 
-A supervisor thread owns every group of sockets.  When one is lost it stops the group as a whole, waits 1, 2, 4 ... 30
-seconds between tries, and comes back with a fresh generation.  A broken protocol rule or an ERROR frame is final.
+A supervisor thread owns every group of sockets.  When one is lost it stops the group as a whole, waits 1, 2,
+4 ... 30 seconds between tries, and comes back with a fresh generation.  A broken protocol rule or an ERROR
+frame is final.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ PAUSE_NOTICE: Final = 30.0  # seconds of paused reading after which the log says
 class Connection:
     """Everything between a `Link` and its sockets.
 
-    `changed` guards the link and this object's state, and is notified after every change.  `greeting(generation)` gives
-    the HELLO of a generation.  Reading of bulk pauses while broadcasts of `receive_budget` bytes or more wait to be
-    taken.
+    `changed` guards the link and this object's state, and is notified after every change.
+    `greeting(generation)` gives the HELLO of a generation.  Reading of bulk pauses while broadcasts of
+    `receive_budget` bytes or more wait to be taken.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class Connection:
             raise
         with self.changed:
             epoch = self.link.connect(generation)
-            reassembler = SharedReassembler(Role.LEARNER, self.link.session, self._hasher)
+            reassembler = SharedReassembler(self.link.session, self._hasher)
             readers = [
                 FrameReader(Role.LEARNER, self.link.session, reassembler=reassembler) for _ in channels
             ]
@@ -187,7 +189,7 @@ class Connection:
                     raise ConnectionAbortedError("the client was closed while it was connecting") from error
                 if left <= 0:
                     raise ConnectionError(
-                        f"cannot reach the syncer at {_name(self.address)} within {self._connect_timeout:g} s: "
+                        f"no syncer at {_name(self.address)} within {self._connect_timeout:g} s: "
                         f"{error}; is yeto-syncer running, and is this its host and port?"
                     ) from error
 
@@ -208,7 +210,7 @@ class Connection:
                 return
             if not self.changed.wait_for(lambda: self._has_room(group), PAUSE_NOTICE):
                 log.warning(
-                    "reading is paused: %d bytes of broadcasts wait for the next step boundary; when steps are this "
+                    "reading is paused: %d bytes of broadcasts wait for the next step; when steps are this "
                     "long, a larger receive_budget keeps the syncer from giving up on this learner",
                     self.link.update_bytes,
                 )
@@ -279,7 +281,8 @@ class Connection:
             if self._max_reconnects is not None and self.reconnects >= self._max_reconnects:
                 with self.changed:
                     self.failure = ConnectionError(
-                        f"lost the syncer at {_name(self.address)} and used all {self._max_reconnects} reconnects"
+                        f"the syncer at {_name(self.address)} is lost and all {self._max_reconnects} "
+                        f"reconnects are used"
                     )
                     self.changed.notify_all()
                 return False

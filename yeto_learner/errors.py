@@ -6,10 +6,10 @@ from typing import Final
 
 from yeto_proto._generated.errors import YetoError
 
-__all__ = ["NonFiniteParameter", "PartialMessageGenerationLost", "ProtocolError", "SessionRejectedError"]
+__all__ = ["NonFiniteParameterError", "PartialMessageGenerationLost", "ProtocolError", "SessionRejectedError"]
 
-# How an ERROR text begins, and the counter that an operator watches for it.  The text is for people; these prefixes
-# only choose a name for monitoring, nothing else depends on them.
+# How an ERROR text begins, and the counter that an operator watches for it.  The text is for people; these
+# prefixes only choose a name for monitoring, nothing else depends on them.
 REJECTION_METRICS: Final = (
     ("session mismatch", "layout_hash_mismatch"),
     ("HELLO syncer semantic profile", "syncer_profile_mismatch"),
@@ -19,7 +19,8 @@ REJECTION_METRICS: Final = (
 
 
 class ProtocolError(RuntimeError):
-    """The exchange with the syncer broke a rule, or the syncer refused it: the client is over and never redials.
+    """The exchange with the syncer broke a rule, or the syncer refused it: the client is over and never
+    redials.
 
     `error` is the error of `yeto_proto` that says which rule, where one was raised.
     """
@@ -38,14 +39,14 @@ class SessionRejectedError(ProtocolError):
         self.metric = next((name for head, name in REJECTION_METRICS if text.startswith(head)), None)
 
 
-class PartialMessageGenerationLost(RuntimeError):
-    """The connection was lost in the middle of a streamed message, which therefore never arrives as a whole."""
+class PartialMessageGenerationLost(RuntimeError):  # noqa: N818 - the name that users of the protocol know
+    """The connection was lost in the middle of a streamed message, which never arrives as a whole."""
 
     def __init__(
         self, operation: str, connection_generation: int, connection_epoch: int, queued_chunks: int
     ) -> None:
         super().__init__(
-            f"{operation}: connection generation {connection_generation} was lost after {queued_chunks} chunks"
+            f"{operation}: connection {connection_generation} was lost after {queued_chunks} chunks"
         )
         self.operation = operation
         self.connection_generation = connection_generation
@@ -53,12 +54,12 @@ class PartialMessageGenerationLost(RuntimeError):
         self.queued_chunks = queued_chunks
 
 
-class NonFiniteParameter(ValueError):
+class NonFiniteParameterError(ValueError):
     """A parameter holds NaN or an infinity, so it cannot be sent; `name` is the tensor."""
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(
-            f"parameter {name!r}: {what} is not finite; nothing was sent. Check the loss and the learning rate of "
+            f"parameter {name!r}: {what} is not finite; nothing was sent. Check loss and learning rate of "
             f"the last steps, restore the parameter, then go on"
         )
         self.name = name

@@ -20,17 +20,18 @@ from .outbox import Outbox
 
 __all__ = ["Group"]
 
-# How long a lost group goes on reading: when the syncer refuses a connection, its ERROR may lie behind the failure
-# that was noticed first, on another socket.
+# How long a lost group goes on reading: when the syncer refuses a connection, its ERROR may lie behind the
+# failure that was noticed first, on another socket.
 LINGER: Final = 0.25  # seconds
 
 
 class Group:
     """The sockets and threads of one generation.
 
-    `handle(group, message)` is called on a receiving thread for each message.  `ended(group, cause)` is called on the
-    thread that ended: a YetoError means that the protocol was broken, an OSError that a socket was, anything else is
-    a fault of this program.  `gate(group)` is called before each read of a bulk socket and may wait.
+    `handle(group, message)` is called on a receiving thread for each message.  `ended(group, cause)` is
+    called on the thread that ended: a YetoError means that the protocol was broken, an OSError that a socket
+    was, anything else is a fault of this program.  `gate(group)` is called before each read of a bulk socket
+    and may wait.
     """
 
     def __init__(
@@ -79,9 +80,10 @@ class Group:
         channel = self._channels[index]
         gated = index > 0 or len(self._channels) == 1
         while True:
+            buffer = reader.get_buffer()  # raises what an earlier call held back
             if gated:
                 self._gate(self)
-            count = channel.recv_into(reader.get_buffer())
+            count = channel.recv_into(buffer)
             if count == 0:
                 return  # also inside a frame: the peer is gone, and it is dialled again
             self._received[index] += count

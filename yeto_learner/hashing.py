@@ -8,8 +8,10 @@ from hashlib import sha256
 from typing import Final
 
 from yeto_proto._generated.messages import BcastFragment, FinalFragment, Message
-from yeto_proto.blocks import block_digest, combine
+from yeto_proto._generated.types import Role
+from yeto_proto.blocks import BlockHook, block_digest, combine
 from yeto_proto.chunks import Reassembler
+from yeto_proto.session import Session
 
 __all__ = ["BlockHasher", "SharedReassembler"]
 
@@ -40,7 +42,9 @@ class BlockHasher:
             self._blocks.pop(key, None)
 
     def digest(self, message: BcastFragment | FinalFragment) -> bytes:
-        """The block digest of the message's tensor; waits for the pool, or hashes here what the pool never saw."""
+        """The block digest of the message's tensor; waits for the pool, or hashes here what the pool never
+        saw.
+        """
         with self._lock:
             futures = self._complete.pop(id(message), None)
         if futures is None:
@@ -50,6 +54,29 @@ class BlockHasher:
     def close(self) -> None:
         """End the pool's threads.  To be called when nothing is received any more."""
         self._pool.shutdown()
+
+
+class SharedReassembler(Reassembler):
+    """A `Reassembler` for the readers of several threads.
+
+    The lock is held while a chunk is announced and while it is committed, never while its bytes are received.
+    """
+
+    def __init__(self, session: Session, hook: BlockHook) -> None:
+        super().__init__(Role.LEARNER, session, hook=hook)
+        self._lock = threading.Lock()
+
+    def begin(self, msg_id: int, total: int, offset: int, length: int) -> memoryview:
+        with self._lock:
+            return super().begin(msg_id, total, offset, length)
+
+    def commit(self, msg_id: int, offset: int, length: int) -> Message | None:
+        with self._lock:
+            return super().commit(msg_id, offset, length)
+
+    def clear(self) -> None:
+        with self._lock:
+            super().clear()
 
 
 def _hash(data: memoryview) -> bytes:

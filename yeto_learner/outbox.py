@@ -1,12 +1,14 @@
-"""The send queue of one socket, bounded in bytes and frames, and the fate of messages that are spread over several.
+"""The send queue of one socket, bounded in bytes and frames, and the fate of messages that are spread over
+several.
 
-Nothing queues without bound: `put` waits for room, which is the back-pressure that a blocking push feels.  When the
-connection goes, what is queued is dropped and every `Ticket` of it learns so.
+Nothing queues without bound: `put` waits for room, which is the back-pressure that a blocking push feels.
+When the connection goes, what is queued is dropped and every `Ticket` of it learns so.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -69,14 +71,20 @@ class Outbox:
         self._writing = False
         self._closed = False
 
-    def put(self, buffers: list[Buffer], ticket: Ticket | None = None, *, block: bool = True) -> bool:
-        """Queue one frame, waiting for room if `block`.  False: the queue is closed, or full and not `block`."""
+    def put(
+        self, buffers: list[Buffer], ticket: Ticket | None = None, *, deadline: float | None = None
+    ) -> bool:
+        """Queue one frame, waiting for room until `deadline` (monotonic seconds; None: for ever).
+
+        False when the queue is closed.  Raises TimeoutError when there is no room by the deadline.
+        """
         total = size(buffers)
         with self._changed:
             while not self._closed and not self._has_room(total):
-                if not block:
-                    return False
-                self._changed.wait()
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError("the peer takes no more bytes; the send queue stayed full")
+                self._changed.wait(left)
             if self._closed:
                 return False
             if ticket is not None:
@@ -85,6 +93,13 @@ class Outbox:
             self._bytes += total
             self._changed.notify_all()
             return True
+
+    def offer(self, buffers: list[Buffer]) -> bool:
+        """Queue one small frame if there is room for it now; False if not."""
+        with self._changed:
+            if self._closed or not self._has_room(size(buffers)):
+                return False
+            return self.put(buffers)
 
     def _has_room(self, more: int) -> bool:
         return not self._items or (self._bytes + more <= MAX_BYTES and len(self._items) < MAX_FRAMES)

@@ -1,4 +1,4 @@
-"""Bulk messages on their way out: cut into chunks, striped over the data streams, pinned to one generation."""
+"""Bulk messages on their way out: cut into chunks, striped over the data streams, in one generation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BulkSender:
         self._stripes = 0
 
     def send(self, message: BulkMessage, ticket: Ticket | None = None) -> bool:
-        """Queue a whole message, waiting for room.  False when the link was lost before all of it was queued."""
+        """Queue a whole message, waiting for room.  False when the link was lost before its end."""
         group = self._group()
         if group is None:
             return False
@@ -51,13 +51,15 @@ class BulkSender:
         operation: str,
         before_last_enqueue: Callable[[], None] | None = None,
         ticket: Ticket | None = None,
+        deadline: float | None = None,
     ) -> int | None:
         """Queue a message whose bulk of `bulk_bytes` bytes comes in parts, one chunk at a time.
 
-        `head` has an empty bulk.  Returns the generation that all chunks were queued on; None when nothing was queued.
-        Raises TypeError or ValueError for a part that is not contiguous bytes or a wrong total, and whatever `parts`
-        raises; if a chunk was queued by then the connection is given up, for the message cannot be completed.  Raises
-        PartialMessageGenerationLost when the link is lost in mid-message.
+        `head` has an empty bulk.  Returns the generation that all chunks were queued on; None when nothing
+        was queued. Raises TypeError or ValueError for a part that is not contiguous bytes or a wrong total,
+        and whatever `parts` raises; if a chunk was queued by then the connection is given up, for the message
+        cannot be completed.  Raises PartialMessageGenerationLost when the link is lost in mid-message,
+        TimeoutError when there is no room in a send queue by `deadline` (monotonic seconds).
         """
         group = self._group()
         if group is None:
@@ -70,19 +72,16 @@ class BulkSender:
         queued = 0
         try:
             for number, chunk in enumerate(cut(_chain(start, source), total, self._next_id())):
-                if number == last:
-                    if next(source, None) is not None:
-                        raise ValueError(f"{operation}: the parts hold more than {bulk_bytes} bytes")
-                    if before_last_enqueue is not None:
-                        before_last_enqueue()
-                if not self._put(group, chunk, ticket):
+                if number == last and before_last_enqueue is not None:
+                    before_last_enqueue()  # `cut` has seen the end of the parts by now
+                if not self._put(group, chunk, ticket, deadline):
                     if queued == 0:
                         return None
                     raise PartialMessageGenerationLost(operation, group.generation, group.epoch, queued)
                 queued += 1
         except BadArgument as error:
             self._give_up(group, queued)
-            raise ValueError(f"{operation}: the parts hold fewer than {bulk_bytes} bytes") from error
+            raise ValueError(f"{operation}: {error}") from error
         except BaseException:
             self._give_up(group, queued)
             raise
@@ -97,11 +96,13 @@ class BulkSender:
             self._messages += 1
             return self._messages - 1
 
-    def _put(self, group: Group, chunk: list[Buffer], ticket: Ticket | None) -> bool:
+    def _put(
+        self, group: Group, chunk: list[Buffer], ticket: Ticket | None, deadline: float | None = None
+    ) -> bool:
         with self._lock:
             stream = 1 + self._stripes % self._streams if self._streams else 0
             self._stripes += 1
-        return group.outboxes[stream].put(chunk, ticket)
+        return group.outboxes[stream].put(chunk, ticket, deadline=deadline)
 
     def _give_up(self, group: Group, queued: int) -> None:
         if queued:

@@ -30,9 +30,7 @@ class Terminal:
         self._link = connection.link
         self._acked_epoch: int | None = None  # the epoch whose manifest was acknowledged last
 
-    def wait_for_final_fragments(
-        self, timeout: float | None
-    ) -> tuple[FinalManifest, list[FinalFragment]]:
+    def wait_for_final_fragments(self, timeout: float | None) -> tuple[FinalManifest, list[FinalFragment]]:
         """See `SyncerClient.wait_for_final_fragments`."""
         timeout = self._limit(timeout)
         link, changed = self._link, self._connection.changed
@@ -40,17 +38,14 @@ class Terminal:
             # Broadcasts that nobody drains any more must not hold up the final cut behind them.
             self._connection.unlimited = True
             changed.notify_all()
-        try:
-            complete = self._client.wait_for(
-                lambda: link.manifest is not None and not link.missing_finals(), timeout
-            )
-        finally:
-            with changed:
-                self._connection.unlimited = False
+        complete = self._client.wait_for(
+            lambda: link.manifest is not None and not link.missing_finals(), timeout
+        )
         with changed:
             if complete:
                 assert link.manifest is not None
                 return link.manifest, [link.finals[number] for number in range(len(link.manifest.versions))]
+            self._connection.unlimited = False
             if link.manifest is None:
                 raise TimeoutError(f"no FINAL_MANIFEST arrived within {timeout:g} s")
             missing = ", ".join(
@@ -84,7 +79,8 @@ class Terminal:
         client.finalized.set()
 
     def repeat_ack(self) -> None:
-        """Acknowledge again when the cut came again: what was written to the earlier connection did not arrive.
+        """Acknowledge again when the cut came again: what was written to the earlier connection did not
+        arrive.
 
         Called with the lock held.
         """
@@ -93,7 +89,7 @@ class Terminal:
             return
         assert link.manifest is not None
         self._acked_epoch = link.manifest_epoch
-        group.outboxes[0].put(frame(FinalAck(final_global_step=link.manifest.global_step)), block=False)
+        group.outboxes[0].offer(frame(FinalAck(final_global_step=link.manifest.global_step)))
 
     def send_budget_done(self, local_steps: int, timeout: float | None) -> int:
         """See `SyncerClient.send_budget_done`."""
@@ -126,7 +122,7 @@ class Terminal:
             settled.set()
 
         ticket = Ticket(note)
-        if not group.outboxes[0].put(frame(message), ticket):
+        if not group.outboxes[0].put(frame(message), ticket, deadline=deadline):
             return False
         ticket.written()
         if not settled.wait(max(0.0, deadline - time.monotonic())):

@@ -15,9 +15,10 @@ When = Literal["decode", "bulk", "link", "round"]
 class Rule:
     """One condition of the specification.
 
-    `check(message, *needs)` is None for a rule that the hand-written module `by` judges. `needs` names the contexts that `check`,
-    `seen` and `limit` take after the message, in order. `offset` is the first byte of the field in the payload, when it is the
-    same in every payload. `before` tells that the rule is judged before its field is read.
+    `check(message, *needs)` is None for a rule that the hand-written module `by` judges. `needs` names the
+    contexts that `check`, `seen` and `limit` take after the message, in order. `offset` is the first byte of
+    the field in the payload, when it is the same in every payload. `before` tells that the rule is judged
+    before its field is read.
     """
 
     id: str
@@ -35,7 +36,9 @@ class Rule:
     before: bool = False
 
     def broken(self, message: Any, context: Mapping[str, Any], offset: int | None = None) -> YetoError | None:
-        """The error if the rule does not hold. `context` has all that the rule needs; `offset` overrides the rule's own."""
+        """The error if the rule does not hold. `context` has all that the rule needs; `offset` overrides the
+        rule's own.
+        """
         if self.check is None:
             return None
         facts = [context[name] for name in self.needs]
@@ -51,7 +54,9 @@ class Rule:
             detail=self.sentence,
         )
 
-    def error_at(self, *, offset: int | None, seen: object = None, limit: object = None, detail: str = "") -> YetoError:
+    def error_at(
+        self, *, offset: int | None, seen: object = None, limit: object = None, detail: str = ""
+    ) -> YetoError:
         """The error of this rule, for code that judges it by hand."""
         return self.error(
             rule=self.id,
@@ -67,8 +72,8 @@ class Rule:
 def first_of(rules: Iterable[Rule], message: Any, context: Mapping[str, Any]) -> YetoError | None:
     """The error of the first rule that does not hold.
 
-    A rule that needs something which the context holds as None is passed over. Something that the context does not hold at all
-    is a mistake of the caller, who would otherwise believe that it was judged: KeyError.
+    A rule that needs something which the context holds as None is passed over. Something that the context
+    does not hold at all is a mistake of the caller, who would otherwise believe that it was judged: KeyError.
     """
     for rule in rules:
         for name in rule.needs:

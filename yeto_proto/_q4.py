@@ -16,7 +16,6 @@ F32 = np.dtype("<f4")
 U8 = np.dtype("u1")
 U16 = np.dtype("<u2")
 U32 = np.dtype("<u4")
-_I8 = np.dtype("i1")
 _I32 = np.dtype("<i4")
 _U64 = np.dtype("<u8")
 
@@ -24,7 +23,8 @@ F32Array = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 _SCALE_BYTES = F32.itemsize
-_BLOCKS = 192  # blocks that one pass handles; their scratch stays in a core's cache
+_BLOCKS = 512  # blocks that one pass handles; their scratch stays in a core's cache
+_DECODE_BLOCKS = 1024
 _MANTISSA_BITS = 23
 
 # Each threshold is one base plus a whole number of binades plus a few units: t(L) = base + (L << 23) + d(L),
@@ -39,9 +39,9 @@ _SPAN_SHIFTED = np.array(_SPAN << (32 - _MANTISSA_BITS), U32)
 _SHIFT_LEVEL = np.array(_MANTISSA_BITS, _I32)
 _SHIFT_REST = np.array(32 - _MANTISSA_BITS, U32)
 _ZERO = np.array(0, F32)
-_ZERO8 = np.array(0, _I8)
+_INFINITY = np.array(np.inf, F32).view(U32)
 _SEVEN = np.array(7, U8)
-_SIGN_SHIFT = np.array(3, U8)
+_EIGHT = np.array(8, U8)  # the sign bit of a nibble, and one more than the highest level
 _NIBBLE = np.array(4, U16)
 
 
@@ -70,8 +70,8 @@ class Q4Encoder:
         rows = min(_BLOCKS, -(-numel // Q4_BLOCK))
         self._magnitude = np.empty((rows, Q4_BLOCK), F32)
         self._word = np.empty((rows, Q4_BLOCK), U32)
-        self._level = np.empty((rows, Q4_BLOCK), _I8)
-        self._sign = np.empty((rows, Q4_BLOCK), np.bool_)
+        self._level = np.empty((rows, Q4_BLOCK), U8)
+        self._flag = np.empty((rows, Q4_BLOCK), np.bool_)
         self._code = np.empty((rows, Q4_BLOCK), U8)
         self._pair = np.empty((rows, Q4_BLOCK // 2), U16)
 
@@ -91,9 +91,11 @@ class Q4Encoder:
 
     def _encode(self, values: F32Array, blocks: Bytes) -> None:
         count = len(values)
-        magnitude, word, level = self._magnitude[:count], self._word[:count], self._level[:count]
+        magnitude, word = self._magnitude[:count], self._word[:count]
+        level, flag = self._level[:count], self._flag[:count]
         np.abs(values, magnitude)
-        scale = np.maximum.reduce(magnitude, axis=1)  # NaN when the block holds one
+        # The bits of magnitudes order as integers do, with NaN above infinity; integers reduce faster.
+        scale = np.maximum.reduce(magnitude.view(U32), axis=1).view(F32)
         blocks[:, :_SCALE_BYTES] = scale.view(U8).reshape(count, _SCALE_BYTES)
         divisor = scale.copy()
         divisor[scale == 0] = 1
@@ -102,27 +104,25 @@ class Q4Encoder:
         above = magnitude.view(_I32)
         np.subtract(above, _BASE, above)
         np.right_shift(above, _SHIFT_LEVEL, word.view(_I32))
-        level[...] = word.view(_I32)
-        np.maximum(level, _ZERO8, level)
+        level[...] = word
+        # What lies under the first threshold is negative here, so a large byte; it becomes level 0.
+        np.less(level, _EIGHT, flag)
+        np.multiply(level, flag.view(U8), level)
         np.left_shift(above.view(U32), _SHIFT_REST, word)
         if np.minimum.reduce(word, axis=None) < _SPAN_SHIFTED:
             self._look_up(np.flatnonzero(word.reshape(-1) < _SPAN_SHIFTED), above, level)
         finite = np.isfinite(scale)
         if not finite.all():
             self._not_finite(np.flatnonzero(~finite), values, scale, level)
-        self._pack(values, level.view(U8), blocks)
+        self._pack(values, level, blocks)
 
     @staticmethod
-    def _look_up(
-        where: npt.NDArray[np.intp], above: npt.NDArray[np.int32], level: npt.NDArray[np.int8]
-    ) -> None:
+    def _look_up(where: npt.NDArray[np.intp], above: npt.NDArray[np.int32], level: Bytes) -> None:
         bits = (above.reshape(-1)[where] + _BASE).view(U32)
         level.reshape(-1)[where] = np.searchsorted(_TABLE, bits, side="right")
 
     @staticmethod
-    def _not_finite(
-        where: npt.NDArray[np.intp], values: F32Array, scale: F32Array, level: npt.NDArray[np.int8]
-    ) -> None:
+    def _not_finite(where: npt.NDArray[np.intp], values: F32Array, scale: F32Array, level: Bytes) -> None:
         """Blocks that a receiver will refuse: nothing / infinity is 0, a NaN scale divides by 1."""
         for row in where:
             ratio = np.abs(values[row]) / (np.float32(1) if np.isnan(scale[row]) else scale[row])
@@ -131,10 +131,10 @@ class Q4Encoder:
 
     def _pack(self, values: F32Array, level: Bytes, blocks: Bytes) -> None:
         count = len(values)
-        sign, code, pair = self._sign[:count], self._code[:count], self._pair[:count]
+        sign, code, pair = self._flag[:count], self._code[:count], self._pair[:count]
         np.less(values, _ZERO, sign)
         bits = sign.view(U8)
-        np.left_shift(bits, _SIGN_SHIFT, bits)
+        np.multiply(bits, _EIGHT, bits)  # shifts of bytes are slow in numpy
         # level + 7 has bit 3 exactly when the level is not 0, so zero never gets a sign.
         np.add(level, _SEVEN, code)
         np.bitwise_and(code, bits, code)
@@ -150,7 +150,7 @@ class Q4Decoder:
     """Scratch for one run that decodes `numel` values."""
 
     def __init__(self, numel: int) -> None:
-        rows = min(_BLOCKS, -(-numel // Q4_BLOCK))
+        rows = min(_DECODE_BLOCKS, -(-numel // Q4_BLOCK))
         self._index = np.empty((rows, Q4_BLOCK // 2), np.intp)
 
     def decode(self, raw: Bytes, start: int, out: F32Array) -> None:
@@ -167,7 +167,7 @@ class Q4Decoder:
                     self._decode(blocks[block : block + 1], values)
                     out[done : done + count] = values[0, inside : inside + count]
                 else:
-                    rows = min(whole, _BLOCKS)
+                    rows = min(whole, _DECODE_BLOCKS)
                     count = rows * Q4_BLOCK
                     self._decode(
                         blocks[block : block + rows], out[done : done + count].reshape(rows, Q4_BLOCK)
@@ -179,9 +179,16 @@ class Q4Decoder:
         index[...] = blocks[:, _SCALE_BYTES:]
         np.take(_PAIRS, index, out=out.view(_U64), mode="clip")
         scale = np.ascontiguousarray(blocks[:, :_SCALE_BYTES]).view(F32)  # (blocks, 1)
-        broken = np.flatnonzero(~np.isfinite(scale))
-        zeros = {int(row): np.flatnonzero(out[row] == 0) for row in broken}
-        signed = {row: out[row, where] for row, where in zeros.items()}
+        # A negative scale and an infinity have larger bits than any finite scale.
+        if np.maximum.reduce(scale.view(U32), axis=None) < _INFINITY:
+            np.multiply(out, scale, out)
+        else:
+            self._scale_carefully(out, scale)
+
+    @staticmethod
+    def _scale_carefully(out: F32Array, scale: F32Array) -> None:
+        """For scales that a receiver refuses: level 0 is zero all the same, signed by its own bit alone."""
+        zeros = out == 0
+        signed = out[zeros]
         np.multiply(out, scale, out)
-        for row, where in zeros.items():  # level 0 is zero whatever the scale
-            out[row, where] = signed[row]
+        out[zeros] = signed

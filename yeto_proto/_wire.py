@@ -1,7 +1,8 @@
 """Building blocks of the generated frame structures: small `construct` classes for runs of fields.
 
-Nothing here knows a number of the wire. Bulk never passes through `construct`, which would copy it: `FrameStruct` cuts it off
-first. A refusal is a `YetoError` as soon as it is found; no `construct` error and no Container leaves this module and `codec`.
+Nothing here knows a number of the wire. Bulk never passes through `construct`, which would copy it:
+`FrameStruct` cuts it off first. A refusal is a `YetoError` as soon as it is found; no `construct` error and
+no Container leaves this module and `codec`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from construct import Construct
 __all__ = ["Body", "CountedRun", "FixedRun", "FrameStruct", "LayoutRun", "Optional", "ShortInput"]
 
 
-class ShortInput(Exception):
-    """The input ends inside a part. `values` are the fields of it that are complete; never leaves the codec."""
+class ShortInput(Exception):  # noqa: N818
+    """The input ends inside a part. `values` are its fields that are complete. Never leaves the codec."""
 
     def __init__(self, values: Mapping[str, Any], field: str, offset: int) -> None:
         super().__init__(field)
@@ -40,6 +41,8 @@ class FixedRun(Construct):  # type: ignore[misc]  # construct has no type hints
         sizes = [struct.calcsize(each) for each in self.formats]
         self.offsets = tuple(sum(sizes[:index]) for index in range(len(sizes)))
         self.size = self.struct.size
+        # Lengths of byte strings, 0 for numbers.
+        self.byte_widths = tuple(struct.calcsize(each) if each.endswith("s") else 0 for each in self.formats)
 
     def unpack(self, buffer: Any) -> tuple[Any, ...]:
         """The fields at the start of a buffer; raises `struct.error` if it is too short."""
@@ -61,7 +64,12 @@ class FixedRun(Construct):  # type: ignore[misc]  # construct has no type hints
         return dict(zip(self.names, self.struct.unpack(data), strict=True))
 
     def _build(self, obj: Any, stream: BytesIO, context: Any, path: str) -> Any:
-        stream.write(self.struct.pack(*[obj[name] for name in self.names]))
+        values = [obj[name] for name in self.names]
+        for value, name, width in zip(values, self.names, self.byte_widths, strict=True):
+            # struct would cut or pad them without a word.
+            if width and len(value) != width:
+                raise struct.error(f"{name} must be {width} bytes, not {len(value)}")
+        stream.write(self.struct.pack(*values))
         return obj
 
     def _sizeof(self, context: Any, path: str) -> int:
@@ -71,10 +79,11 @@ class FixedRun(Construct):  # type: ignore[misc]  # construct has no type hints
 class CountedRun(Construct):  # type: ignore[misc]  # construct has no type hints
     """`count` unsigned integers, read and built by numpy. Parses to a dict with one tuple of ints."""
 
-    def __init__(self, name: str, dtype: str, count: str) -> None:
+    def __init__(self, name: str, layout: str, count: str) -> None:
         super().__init__()
         self.names = (name,)
-        self.dtype = np.dtype(dtype)
+        self.layout = layout
+        self.dtype = np.dtype(layout)
         self.count = count
 
     def _parse(self, stream: BytesIO, context: Any, path: str) -> dict[str, Any]:
@@ -88,12 +97,14 @@ class CountedRun(Construct):  # type: ignore[misc]  # construct has no type hint
 
     def _build(self, obj: Any, stream: BytesIO, context: Any, path: str) -> Any:
         values = obj[self.names[0]]
-        stream.write(struct.pack(f"<{len(values)}{self.dtype.char}", *values))
+        stream.write(struct.pack(f"{self.layout[0]}{len(values)}{self.layout[1:]}", *values))
         return obj
 
 
 class LayoutRun(Construct):  # type: ignore[misc]  # construct has no type hints
-    """The numeric layout of HELLO, `count` fragments. `session.WireLayout` parses it, as runs of numpy integers."""
+    """The numeric layout of HELLO, `count` fragments. `session.WireLayout` parses it, as runs of numpy
+    integers.
+    """
 
     def __init__(self, name: str, count: str) -> None:
         super().__init__()
@@ -138,12 +149,14 @@ class Optional(Construct):  # type: ignore[misc]  # construct has no type hints
 
 
 Part = FixedRun | CountedRun | LayoutRun | Optional
-# Called with a field's name before it is read and after it, the values so far, the bytes left, and the field's offset.
+# Called with a field's name before it is read and after it, the values so far, the bytes left, and the
+# field's offset.
 Judge = Callable[[str, bool, Any, int, int], None]
 
 
 class Body(Construct):  # type: ignore[misc]  # construct has no type hints
-    """Parts in wire order, each field judged as soon as it is known: no part is read on the word of a field not yet judged.
+    """Parts in wire order, each field judged as soon as it is known: no part is read on the word of a field
+    not yet judged.
 
     Parses to a dict of all fields, in wire order.
     """
@@ -153,7 +166,9 @@ class Body(Construct):  # type: ignore[misc]  # construct has no type hints
         self.parts = parts
 
     def read(self, data: Any, judge: Judge, session: Any) -> tuple[dict[str, Any], int]:
-        """All fields of a payload, and the number of bytes they took. Raises ShortInput and what `judge` raises."""
+        """All fields of a payload, and the number of bytes they took. Raises ShortInput and what `judge`
+        raises.
+        """
         stream = BytesIO(data)
         values: dict[str, Any] = self.parse_stream(stream, judge=judge, session=session)
         return values, stream.tell()
@@ -194,9 +209,10 @@ class Body(Construct):  # type: ignore[misc]  # construct has no type hints
 class FrameStruct:
     """What the codec knows of one frame.
 
-    `fixed` is set when the payload is one fixed run, perhaps with bulk after it: then `struct` alone reads it. Otherwise `body`
-    does. `make` builds the message from its fields by keyword; `positional` tells that the fixed fields and the bulk can be passed
-    in order instead. `derived` are fields of the wire that the message computes.
+    `fixed` is set when the payload is one fixed run, perhaps with bulk after it: then `struct` alone reads
+    it. Otherwise `body` does. `make` builds the message from its fields by keyword; `positional` tells that
+    the fixed fields and the bulk can be passed in order instead. `derived` are fields of the wire that the
+    message computes.
     """
 
     name: str

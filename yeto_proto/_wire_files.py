@@ -5,13 +5,14 @@ The only place where these numbers stand; everything else in `files` imports the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
 import numpy as np
-from construct import Bytes, Const, Int8ul, Int32ul, Int64ul, Struct
+from construct import Bytes, Int8ul, Int32ul, Int64ul, Struct
 
-from ._generated.constants import FINAL_MARKER_TAG, HASH_BYTES
+from ._generated.constants import HASH_BYTES
 
 F32: Final = np.dtype("<f4")
 
@@ -54,27 +55,34 @@ PREFIXES: Final = {
 # Magic, backend, fingerprint and step; the fragment count follows.
 PREFIX_BYTES: Final = {version: MAGIC.sizeof() + PREFIXES[version].sizeof() for version in SnapshotVersion}
 COUNT: Final = Int32ul
+NUMEL: Final = Int64ul
 FRAGMENT: Final = Struct("version" / Int64ul, "numel" / Int64ul)
 LEDGER_ENTRY: Final = np.dtype(
     [("learner_id", "<u4"), ("merges", "<u8"), ("steps", "<u8"), ("tokens", "<u8")]
 )
 ARRAYS_PER_FRAGMENT: Final = 2  # params, then momentum
 
+
+@dataclass(frozen=True, slots=True)
+class TrailerLayout:
+    """Fields of a trailer form, and the value that its tag must have."""
+
+    struct: Struct
+    tag: int | None = None
+
+
+_FINGERPRINT: Final = "fingerprint" / Bytes(HASH_BYTES)
+_TAG: Final = "tag" / Int32ul
+_SWEEP: Final = "sweep_fragments" / Int32ul
+_CONTRACT: Final = "contract" / Bytes(HASH_BYTES)
+
 TRAILERS: Final = {
-    TrailerForm.NONE: Struct(),
-    TrailerForm.FINGERPRINT: Struct("fingerprint" / Bytes(HASH_BYTES)),
-    TrailerForm.SWEEP_WITHOUT_CONTRACT: Struct(
-        "fingerprint" / Bytes(HASH_BYTES), "tag" / Const(SWEEP_TAG, Int32ul), "sweep_fragments" / Int32ul
-    ),
-    TrailerForm.CONTRACT: Struct(
-        "fingerprint" / Bytes(HASH_BYTES),
-        "tag" / Const(CONTRACT_TAG, Int32ul),
-        "contract" / Bytes(HASH_BYTES),
-    ),
-    TrailerForm.SWEEP: Struct(
-        "fingerprint" / Bytes(HASH_BYTES),
-        "tag" / Const(SWEEP_TAG, Int32ul),
-        "sweep_fragments" / Int32ul,
-        "contract" / Bytes(HASH_BYTES),
-    ),
+    TrailerForm.NONE: TrailerLayout(Struct()),
+    TrailerForm.FINGERPRINT: TrailerLayout(Struct(_FINGERPRINT)),
+    TrailerForm.SWEEP_WITHOUT_CONTRACT: TrailerLayout(Struct(_FINGERPRINT, _TAG, _SWEEP), SWEEP_TAG),
+    TrailerForm.CONTRACT: TrailerLayout(Struct(_FINGERPRINT, _TAG, _CONTRACT), CONTRACT_TAG),
+    TrailerForm.SWEEP: TrailerLayout(Struct(_FINGERPRINT, _TAG, _SWEEP, _CONTRACT), SWEEP_TAG),
 }
+
+U32_MAX: Final = (1 << 32) - 1
+U64_MAX: Final = (1 << 64) - 1

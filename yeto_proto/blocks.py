@@ -1,9 +1,9 @@
 """The block digest of a broadcast: SHA-256 over the SHA-256 of each 32 MiB block of its tensor bytes.
 
-A receiver can hash the blocks of a chunked message on other threads while later chunks still arrive, so that
-the digest is ready right after the last one.  `BlockCount` says when a block is complete; a `BlockHook` of the
-caller is told so by the `Reassembler` and does the hashing where it likes.  The digest is never sent: it tells
-a replay of the held version from other bytes under that version.
+A receiver can hash the blocks of a chunked message on other threads while later chunks still arrive, so
+that the digest is ready right after the last one.  `BlockCount` says when a block is complete; a `BlockHook`
+of the caller is told so by the `Reassembler` and does the hashing where it likes.  The digest is never sent:
+it tells a replay of the held version from other bytes under that version.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class BlockCount:
 
 
 def block_digest(tensor: Buffer, size: int = DIGEST_BLOCK) -> bytes:
-    """The digest of tensor bytes that are all there: 32 bytes, the same as `combine` of its blocks' hashes."""
+    """The digest (32 bytes) of tensor bytes that are all there, as `combine` gives it for their blocks."""
     view = memoryview(tensor).cast("B")
     return combine(sha256(view[at : at + size]).digest() for at in range(0, len(view), size))
 

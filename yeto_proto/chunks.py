@@ -27,8 +27,8 @@ from .errors_base import YetoError
 from .ranges import RangeSet
 from .session import Session
 
-# In a reassembled frame the bulk of INIT, PUSH, BCAST and FINAL_FRAGMENT starts 1 byte beyond a multiple of 4.
-# Buffers begin that much before such a multiple, so that numpy finds f32 bulk aligned.
+# The fixed part of INIT, PUSH, BCAST and FINAL_FRAGMENT is a multiple of 4 bytes.  Reassembly buffers begin
+# where the inner header ends at such a multiple, so that numpy finds f32 bulk aligned.
 _ALIGN: Final = 4
 _PAD: Final = -HEADER_BYTES % _ALIGN
 
@@ -36,8 +36,8 @@ _PAD: Final = -HEADER_BYTES % _ALIGN
 def slices(message: Message, msg_id: int, preset: Preset = WIRE) -> Iterator[list[Buffer]]:
     """Yield the CHUNK frames of `message`, each as the buffers to send in a row.
 
-    The inner frame is cut at each multiple of the preset's slice; its header and fixed part stand in the first
-    chunk.  Raises what `encode` raises.
+    The inner frame is cut at each multiple of the preset's slice; its header and fixed part stand in the
+    first chunk.  Raises what `encode` raises.
     """
     buffers = encode(message)
     return cut(buffers, sum(map(len, buffers)), msg_id, preset)
@@ -147,8 +147,9 @@ class Reassembler:
     def begin(self, msg_id: int, total: int, offset: int, length: int) -> memoryview:
         """Judge the envelope of a chunk of `length` bytes; return the bytes of the message that it fills.
 
-        Raises BadInnerFrame (a total that no frame can have), ChunkTotalTooLarge, EmptyChunk, ChunkOutOfRange,
-        ChunkTotalChanged, TooManyPartials, ChunkOverlap or TooManyRanges, and has then changed nothing.
+        Raises BadInnerFrame (a total that no frame can have), ChunkTotalTooLarge, EmptyChunk,
+        ChunkOutOfRange, ChunkTotalChanged, TooManyPartials, ChunkOverlap or TooManyRanges, and has then
+        changed nothing.
         """
         # The bytes are still to come; the rules of the envelope only ask how many.
         envelope = SimpleNamespace(msg_id=msg_id, total_len=total, offset=offset, data=range(length))
@@ -178,32 +179,42 @@ class Reassembler:
         if partial is None:
             raise BadArgument(field="msg_id", detail="no such chunk was announced", seen=msg_id)
         partial.arrived += length
-        complete = partial.arrived == partial.total
-        if complete:
-            del self._partials[msg_id]
-        if complete or (offset == 0 and length >= HEADER_BYTES):
-            frame_type = self._inner_type(partial)
-        if partial.blocks is not None and self._hook is not None:
-            for index in partial.blocks.add(offset, length):
-                self._hook.block(partial.key, index, partial.buffer[partial.blocks.span(index)])
-        if not complete:
+        if partial.arrived < partial.total:
+            if offset == 0 and length >= HEADER_BYTES:
+                self._inner_type(partial)
+            self._report(partial, offset, length)
             return None
-        message = decode(frame_type, partial.buffer[HEADER_BYTES:], self._session, self._role)
-        if partial.blocks is not None and self._hook is not None:
+        del self._partials[msg_id]
+        try:
+            frame_type = self._inner_type(partial)
+            self._report(partial, offset, length)
+            message = decode(frame_type, partial.buffer[HEADER_BYTES:], self._session, self._role)
+        except YetoError:
+            self._drop(partial)
+            raise
+        if self._hook is not None and partial.blocks is not None:
             self._hook.message(partial.key, message, partial.blocks.blocks)
         return message
 
     def clear(self) -> None:
         """Forget all incomplete messages: the connection group is gone, and no message straddles groups."""
-        dropped = [partial for partial in self._partials.values() if partial.blocks is not None]
+        dropped = list(self._partials.values())
         self._partials.clear()
         for partial in dropped:
-            if self._hook is not None:
-                self._hook.dropped(partial.key)
+            self._drop(partial)
+
+    def _report(self, partial: _Partial, offset: int, length: int) -> None:
+        if self._hook is not None and partial.blocks is not None:
+            for index in partial.blocks.add(offset, length):
+                self._hook.block(partial.key, index, partial.buffer[partial.blocks.span(index)])
+
+    def _drop(self, partial: _Partial) -> None:
+        if self._hook is not None and partial.blocks is not None:
+            self._hook.dropped(partial.key)
 
     def _partial(self, total: int) -> _Partial:
         try:
-            buffer = memoryview(np.empty(total + _PAD, np.uint8))[_PAD:]
+            buffer = np.empty(total + _PAD, np.uint8).data[_PAD:]
         except MemoryError:
             detail = "there is no memory for a message of this size"
             raise _fault("total_len.limit", limit=self._total_limit, seen=total, detail=detail) from None

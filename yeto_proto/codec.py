@@ -1,7 +1,7 @@
 """Payload bytes to message and back.
 
-`decode` judges every rule of the specification that the bytes and the session alone can decide; only `YetoError` leaves it,
-whatever the bytes are. Bulk is never copied: it is a view of what was passed in.
+`decode` judges every rule of the specification that the bytes and the session alone can decide; only
+`YetoError` leaves it, whatever the bytes are. Bulk is never copied: it is a view of what was passed in.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ def parse_header(buffer: Buffer) -> tuple[int, int, int]:
 
 
 def encode(message: Message) -> list[Buffer]:
-    """The frame of a message as buffers to be sent in a row: header with fixed fields, then the bulk as it is.
+    """The frame of a message as buffers to be sent in a row: header with fixed fields, then the bulk as it
+    is.
 
-    The bulk is not copied and not joined. Raises BadArgument when a field does not fit its type; no other rule is judged, so
-    that a test can send what must be refused.
+    The bulk is not copied and not joined. Raises BadArgument when a field does not fit its type; no other
+    rule is judged, so that a test can send what must be refused.
     """
     frame = FRAMES[message.frame_type]
     bulk: memoryview | None = None
@@ -61,7 +62,7 @@ def encode(message: Message) -> list[Buffer]:
         else:
             body = frame.body.build(_Fields(message))
             head = header(frame.frame_type, len(body)) + body
-    except (struct.error, ConstructError, OverflowError, TypeError) as error:
+    except (struct.error, ConstructError, OverflowError, TypeError, AttributeError) as error:
         raise BadArgument(frame=frame.name, detail=f"cannot be encoded: {error}") from None
     return [head] if bulk is None or not bulk.nbytes else [head, bulk]
 
@@ -81,7 +82,9 @@ def _bulk_view(frame: FrameStruct, value: Any) -> memoryview:
         try:
             return memoryview(value.encode("utf-8"))
         except (UnicodeEncodeError, AttributeError):
-            raise BadArgument(frame=frame.name, field=frame.bulk, detail="must be text that UTF-8 can hold") from None
+            raise BadArgument(
+                frame=frame.name, field=frame.bulk, detail="must be text that UTF-8 can hold"
+            ) from None
     try:
         return memoryview(value).cast("B")
     except (TypeError, ValueError):
@@ -93,8 +96,9 @@ def decode(
 ) -> Message:
     """The message of a payload, after every rule of time `decode`.
 
-    Without a session the rules that compare with it are not judged, and bulk may have any length. With a role, a type that this
-    side never receives is refused, and chunks are held to the side's limit. Raises the WireError that the broken rule names.
+    Without a session the rules that compare with it are not judged, and bulk may have any length. With a
+    role, a type that this side never receives is refused, and chunks are held to the side's limit. Raises the
+    WireError that the broken rule names.
     """
     frame = FRAMES.get(frame_type)
     if frame is None:
@@ -145,7 +149,11 @@ def _decode_body(frame: FrameStruct, view: memoryview, context: Mapping[str, Any
     def judge(name: str, before: bool, values: Any, left: int, offset: int) -> None:
         known = {**context, "left": left}
         for rule in rules:
-            if rule.field == name and rule.before == before and all(known[each] is not None for each in rule.needs):
+            if (
+                rule.field == name
+                and rule.before == before
+                and all(known[each] is not None for each in rule.needs)
+            ):
                 error = rule.broken(values, known, offset)
                 if error is not None:
                     raise error
@@ -165,7 +173,9 @@ def _decode_body(frame: FrameStruct, view: memoryview, context: Mapping[str, Any
 
 
 def _short(frame: FrameStruct, short: ShortInput, length: int, context: Mapping[str, Any]) -> YetoError:
-    """A fixed run that is cut off: the fields that did arrive are judged first, as they would be while reading."""
+    """A fixed run that is cut off: the fields that did arrive are judged first, as they would be while
+    reading.
+    """
     arrived = SimpleNamespace(**short.values)
     rules = [each for each in DECODE[frame.name] if each.field in short.values]
     return first_of(rules, arrived, context) or _truncated(frame, short, length)
@@ -187,4 +197,6 @@ def _text(frame: FrameStruct, bulk: memoryview) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         shown = ascii(data.decode("utf-8", "replace"))
-        raise RULES[f"{frame.name.lower()}.{frame.bulk}.utf8"].error_at(offset=error.start, detail=shown) from None
+        raise RULES[f"{frame.name.lower()}.{frame.bulk}.utf8"].error_at(
+            offset=error.start, detail=shown
+        ) from None

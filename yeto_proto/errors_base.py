@@ -12,9 +12,10 @@ _LONGEST_SEEN = 80
 class YetoError(Exception):
     """A refusal, with everything that a program needs to act on it.
 
-    `rule` is the id of the rule that was broken, `frame` and `field` say where it stands in the specification, and `offset` is the
-    field's first byte, counted from the start of the payload (of the file, in file errors). `limit` is what the rule compares with
-    and `seen` what was there instead. `detail` is for people, and so is the text of the error: code decides by the class.
+    `rule` is the id of the rule that was broken, `frame` and `field` say where it stands in the
+    specification, and `offset` is the field's first byte, counted from the start of the payload (of the file,
+    in file errors). `limit` is what the rule compares with and `seen` what was there instead. `detail` is for
+    people, and so is the text of the error: code decides by the class.
     """
 
     #: Whether the connection that caused it ends.

@@ -15,7 +15,7 @@ from ._generated.messages import Buffer
 
 
 def seal(body: Buffer, key: bytes) -> bytes:
-    """The payload to send for a HELLO payload: `body` and its MAC (MAC_BYTES).  Raises BadArgument for no key."""
+    """What to send as the payload of a HELLO: `body` and its MAC.  Raises BadArgument for an empty key."""
     return bytes(body) + _mac(body, key)
 
 

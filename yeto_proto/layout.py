@@ -11,7 +11,7 @@ import hashlib
 import heapq
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -26,6 +26,8 @@ from .session import WireLayout
 __all__ = ["Fragment", "Layout", "Pattern", "Shapes", "Tensor", "build_layout"]
 
 Pattern: TypeAlias = Literal["binpack", "strided"]
+Size: TypeAlias = SupportsIndex | tuple[SupportsIndex, ...] | list[SupportsIndex]
+"""Number of values of a tensor, or its shape."""
 Shapes: TypeAlias = Literal["full", "iso", "flat"]
 
 # Tensors with one of these in their lower-cased name share the avg fragment: every learner moves all of them.
@@ -144,7 +146,7 @@ class Layout:
 
 
 def build_layout(
-    tensors: Mapping[str, SupportsIndex | Sequence[SupportsIndex]],
+    tensors: Mapping[str, Size],
     num_fragments: int,
     pattern: Pattern = "binpack",
     *,
@@ -155,11 +157,9 @@ def build_layout(
 
     tensors: full shape of each tensor by its name, or its plain number of values.
     num_fragments: how many to aim at.  Fewer come out when there are fewer tensors; embeddings and heads
-    always
-        have one fragment of their own, so that 1 with embeddings gives two.
+        always have one fragment of their own, so that 1 with embeddings gives two.
     pattern: "binpack" balances by size; "strided" deals whole layers out in turn.
-    matrix_merge: "rda", or "iso" for matrices; with "iso" everything that is not a matrix joins the avg
-    fragment.
+    matrix_merge: "rda", or "iso" for matrices; with "iso" what is not a matrix joins the avg fragment.
     avg_name_regex: further names (found anywhere, case-sensitive) for the avg fragment.
 
     Raises BadArgument for num_fragments under 1, an unknown pattern or matrix_merge, "iso" without any shape,
@@ -179,8 +179,10 @@ def build_layout(
     every.sort(key=lambda tensor: (-tensor.numel, tensor.name))
 
     is_avg = _AvgTest(matrix_merge, avg_name_regex)
-    averaged = [tensor for tensor in every if is_avg(tensor)]
-    others = [tensor for tensor in every if not is_avg(tensor)]
+    averaged: list[Tensor] = []
+    others: list[Tensor] = []
+    for tensor in every:
+        (averaged if is_avg(tensor) else others).append(tensor)
     fragments = [Fragment(MergeMode.AVG, tuple(averaged))] if averaged else []
     if others:
         bins = max(1, min(num_fragments - len(fragments), len(others)))
@@ -245,9 +247,9 @@ def _strided(tensors: list[Tensor], bins: int) -> list[list[Tensor]]:
     return [column + more for column, more in zip(content, on_top, strict=True)]
 
 
-def _tensor(name: str, size: SupportsIndex | Sequence[SupportsIndex]) -> Tensor:
+def _tensor(name: str, size: Size) -> Tensor:
     try:
-        if isinstance(size, Sequence):
+        if isinstance(size, tuple | list):
             shape = tuple(index(dimension) for dimension in size)
             return Tensor(name, prod(shape), shape)
         return Tensor(name, index(size))

@@ -90,8 +90,8 @@ class LayoutMeta:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> LayoutMeta:
-        """Read the text of a file.  Raises BadArgument naming the first fault, also for a wrong
-        layout_hash.""" try:
+        """Read the text of a file.  Raises BadArgument naming the first fault, a wrong layout_hash too."""
+        try:
             given = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise _bad(

@@ -25,6 +25,7 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
 _WORD = np.dtype("<u8")
+_COUNT_AT = struct.calcsize(LAYOUT_HEAD.format[:2])  # behind the merge mode
 # Bytes that one tensor takes, by merge mode: its numel, for iso also rows and cols.
 _PER_TENSOR = tuple(_WORD.itemsize * (3 if mode is MergeMode.ISO else 1) for mode in MergeMode)
 
@@ -61,12 +62,12 @@ class WireLayout:
         fault in reading order.  Whether `num_fragments` is possible at all is judged by the caller; any value
         is safe here.
         """
-        view = memoryview(buffer)
         if known is not None and num_fragments == known.num_fragments:
             used = len(known.data)
-            if view[:used] == known.data:
+            if bytes(buffer[:used]) == known.data:
                 return known, used
-        return _Parsed(view, num_fragments, base).layout()
+        # Copies, since bytes are compared, and read by the interpreter, much faster than a memoryview.
+        return _Parsed(bytes(buffer), num_fragments, base).layout()
 
     @classmethod
     def build(
@@ -79,12 +80,10 @@ class WireLayout:
         data = bytearray()
         count = 0
         for mode, numels, shapes in fragments:
-            pairs = shapes if mode == MergeMode.ISO else ()
-            if pairs is None or (mode == MergeMode.ISO and len(pairs) != len(numels)):
-                raise BadArgument(field="shapes", detail=f"fragment {count} needs (rows, cols) of every tensor")
             try:
-                data += LAYOUT_HEAD.pack(mode, len(numels))
-                data += np.array(numels, _WORD).tobytes() + np.array(pairs, _WORD).tobytes()
+                data += LAYOUT_HEAD.pack(mode, len(numels)) + np.array(numels, _WORD).tobytes()
+                if mode == MergeMode.ISO:
+                    data += np.array(shapes, _WORD).reshape(len(numels), 2).tobytes()
             except (struct.error, OverflowError, TypeError, ValueError) as error:
                 raise BadArgument(field="layout", detail=f"fragment {count}: {error}") from None
             count += 1
@@ -171,7 +170,7 @@ def _fault(rule: str, offset: int, detail: str, limit: int, seen: object) -> Yet
     return RULES[f"hello.{rule}"].error_at(offset=offset, detail=detail, limit=limit, seen=seen)
 
 
-def _walk(view: memoryview, num_fragments: int) -> tuple[list[int], int]:
+def _walk(data: bytes, num_fragments: int) -> tuple[list[int], int]:
     """Follow the fragment heads; return where each head stands and where the next one would.
 
     The one interpreted loop over fragments.  It stops behind a head that it cannot follow (beyond the end,
@@ -183,45 +182,50 @@ def _walk(view: memoryview, num_fragments: int) -> tuple[list[int], int]:
     try:
         for _ in range(num_fragments):
             append(at)
-            mode, tensors = unpack(view, at)
+            mode, tensors = unpack(data, at)
             if not tensors:
                 break
             at += size + per_tensor[mode] * tensors
     except (struct.error, IndexError):
         pass
+    if heads and heads[-1] > len(data):
+        # The fragment before ends beyond the data, so its successor's head was not even worth a look.
+        at = heads.pop()
     return heads, at
 
 
-def _walk_fault(view: memoryview, at: int, index: int, base: int) -> YetoError | None:
+def _walk_fault(data: bytes, at: int, index: int, base: int) -> YetoError | None:
     """Why the last fragment reached, whose head stands at `at`, cannot be read; None when it can."""
-    left = len(view) - at - LAYOUT_HEAD.size
+    left = len(data) - at - LAYOUT_HEAD.size
     if left < 0:
         what = f"the layout ends before fragment {index}"
-        return _fault("numels.complete", base + len(view), what, LAYOUT_HEAD.size, max(left + LAYOUT_HEAD.size, 0))
-    mode, tensors = LAYOUT_HEAD.unpack_from(view, at)
+        return _fault(
+            "numels.complete", base + len(data), what, LAYOUT_HEAD.size, max(left + LAYOUT_HEAD.size, 0)
+        )
+    mode, tensors = LAYOUT_HEAD.unpack_from(data, at)
     if mode >= len(_PER_TENSOR):
         what = f"merge mode of fragment {index}"
         return _fault("merge_mode.must", base + at, what, len(_PER_TENSOR) - 1, mode)
     most = left // _WORD.itemsize
     if not 1 <= tensors <= most:
         rule, limit = ("num_tensors.fits", most) if tensors else ("num_tensors.must", 1)
-        return _fault(rule, base + at + 1, f"tensor count of fragment {index}", limit, tensors)
+        return _fault(rule, base + at + _COUNT_AT, f"tensor count of fragment {index}", limit, tensors)
     if tensors * _PER_TENSOR[mode] > left:
         what = f"the layout ends inside the shapes of fragment {index}"
-        return _fault("numels.complete", base + len(view), what, tensors * _PER_TENSOR[mode], left)
+        return _fault("numels.complete", base + len(data), what, tensors * _PER_TENSOR[mode], left)
     return None
 
 
 class _Parsed:
     """The values of a layout as numpy reads them, and their judgement; lives for one `parse` only."""
 
-    def __init__(self, view: memoryview, num_fragments: int, base: int) -> None:
-        heads, used = _walk(view, num_fragments)
-        self.last_fault = _walk_fault(view, heads[-1], len(heads) - 1, base) if heads else None
+    def __init__(self, data: bytes, num_fragments: int, base: int) -> None:
+        heads, used = _walk(data, num_fragments)
+        self.last_fault = _walk_fault(data, heads[-1], len(heads) - 1, base) if heads else None
         if self.last_fault is not None:
             used = heads.pop()
-        self.view, self.used, self.base, self.num_fragments = view, used, base, num_fragments
-        raw = np.frombuffer(view, np.uint8)
+        self.data, self.used, self.base, self.num_fragments = data, used, base, num_fragments
+        raw = np.frombuffer(data, np.uint8)
         self.offsets = np.array(heads, np.int64)
         self.modes = raw[self.offsets]
         lengths = np.diff(self.offsets, append=used) - LAYOUT_HEAD.size
@@ -251,8 +255,9 @@ class _Parsed:
         arrays = (self.modes, fragment_numels, self.offsets, self.numels, self.first)
         for array in (*arrays, self.shapes, self.first_shape):
             array.setflags(write=False)
-        data = bytes(self.view[: self.used])
-        return WireLayout(data, self.num_fragments, *arrays, self.shapes, self.first_shape), self.used
+        return WireLayout(
+            self.data[: self.used], self.num_fragments, *arrays, self.shapes, self.first_shape
+        ), self.used
 
     def _zero_numel(self) -> tuple[int, YetoError] | None:
         tensor = _first_true(self.numels == 0)
@@ -279,7 +284,7 @@ class _Parsed:
     def _overflow(self) -> tuple[int, YetoError] | None:
         if not len(self.offsets):
             return None
-        # Sums of upper and lower halves.  A payload has room for far fewer than 2^32 tensors, so neither wraps.
+        # Sums of upper and lower halves.  No payload has room for 2^32 tensors, so neither wraps.
         half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
         high = np.add.reduceat(self.numels >> half, self.first[:-1])
         low = np.add.reduceat(self.numels & mask, self.first[:-1])
@@ -305,7 +310,10 @@ def _locate(first: I64, tensor: int) -> tuple[int, int]:
 
 
 def _runs(starts: I64, counts: I64, width: int) -> tuple[I64, I64]:
-    """Runs of `counts` elements of `width` bytes: number of the first element of each, bytes where each stands."""
+    """Runs of `counts` elements of `width` bytes, one from each of `starts`, numbered through.
+
+    Returns the number of each run's first element, with the sum at the end, and the position of each element.
+    """
     first = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=first[1:])
     return first, np.repeat(starts - width * first[:-1], counts) + width * np.arange(first[-1])

@@ -6,6 +6,7 @@ the number of bytes it returned to `advance`.  No sockets here.
 
 from __future__ import annotations
 
+from ._generated.errors import BadArgument
 from ._generated.messages import Buffer, Message
 from .codec import encode
 
@@ -27,7 +28,7 @@ def advance(buffers: list[Buffer], sent: int) -> bool:
     """Drop the first `sent` bytes, which the socket took; True when nothing is left to send.
 
     The list is changed in place: buffers that are sent leave it, one that is partly sent becomes a view of
-    its rest.  `sent` is at most `size(buffers)`.
+    its rest.  Raises BadArgument when the buffers hold fewer than `sent` bytes.
     """
     done = 0
     for buffer in buffers:
@@ -37,5 +38,7 @@ def advance(buffers: list[Buffer], sent: int) -> bool:
         done += 1
     del buffers[:done]
     if sent:
+        if not buffers:
+            raise BadArgument(field="sent", detail="is more than the buffers held", seen=sent)
         buffers[0] = memoryview(buffers[0])[sent:]
     return not buffers

@@ -1,14 +1,43 @@
-"""What the generator writes, one module per concern. Each has `outputs(spec) -> list[Output]`."""
+"""What the generator reads beyond the wire, and what it writes: one module per concern.
+
+`LOADERS` read further folders of `spec/` into `spec.parts`; `PARTS` turn the specification into files.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from codegen.parts import core
+from codegen import behaviour, codec_cases
+from codegen import files as file_texts
+from codegen import machines as machine_texts
+from codegen.parts import core, files, frames, machines, rules, strategies
 from codegen.render import Output
-from codegen.spec import Spec
+from codegen.spec import Spec, load_spec
 
-PARTS: tuple[Callable[[Spec], list[Output]], ...] = (core.outputs,)
+LOADERS: dict[str, Callable[[Path, Spec], Any]] = {
+    "machines": machine_texts.load,
+    "files": file_texts.load,
+    "behaviour": behaviour.load,
+    "codec_cases": codec_cases.load,
+}
+PARTS: tuple[Callable[[Spec], list[Output]], ...] = (
+    core.outputs,
+    frames.outputs,
+    rules.outputs,
+    strategies.outputs,
+    machines.outputs,
+    files.outputs,
+)
+
+
+def load(root: Path) -> Spec:
+    """The whole specification with every part. Raises `SpecFault` at the first fault."""
+    spec = load_spec(root)
+    for name, loader in LOADERS.items():
+        spec.parts[name] = loader(root, spec)
+    return spec
 
 
 def outputs(spec: Spec) -> list[Output]:

@@ -1,7 +1,8 @@
-"""The step boundary of a learner as pure bookkeeping: counters, anchors' versions, pending pulls, spent anchors.
+"""The step boundary of a learner as pure bookkeeping: counters, anchors' versions, pending pulls, spent
+anchors.
 
-It decides *which* broadcast is installed *how*, and *which* pull is answered with *which* numbers.  The values
-themselves (anchors, deltas) belong to the caller, so a simulator can run this without a single array.
+It decides *which* broadcast is installed *how*, and *which* pull is answered with *which* numbers.  The
+values themselves (anchors, deltas) belong to the caller, so a simulator can run this without a single array.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from yeto_proto._generated.machines import ANCHOR, AnchorInput, AnchorState
+from yeto_proto.machine import advance
+
 from .modes import InstallMode, live_install_mode, resume_install_mode
-from .records import BcastFragment, PullRequest
+from .records import BcastFragment, FinalManifest, PullRequest
 
 __all__ = ["Answer", "Boundary", "FragmentState", "RecordedFragment"]
 
@@ -42,10 +46,12 @@ class Answer:
 class FragmentState:
     """What the learner knows of one fragment.
 
-    An anchor is *spent* for other rounds once a delta of it was handed out (`spent_step`); it is *pushed* when such a
-    delta may have reached the syncer.  A release ends the first, never the second.
+    `anchor` follows the machine of the specification.  An anchor is *spent* for other rounds once a delta of
+    it was handed out; it is *pushed* when such a delta may have reached the syncer.  A release ends the
+    first, never the second.
     """
 
+    anchor: AnchorState = ANCHOR.initial
     version: int | None = None  # of the anchor; None while there is none
     payload_hash: bytes = b""
     steps_at_reset: int = 0
@@ -53,21 +59,28 @@ class FragmentState:
     serial: int = 0  # goes up with every new anchor
     in_flight: int = 0  # pushes of this anchor that the sender has not settled
     delivered: bool = False  # a push of this anchor was handed to a link completely
-    spent_step: int | None = None
-    spent_generation: int | None = None  # the link the last settled push went out on; None: an earlier process
+    spent_step: int | None = None  # the step that a spent anchor was pushed for
+    # The link that the last settled push went out on; None for a push of an earlier process.
+    spent_generation: int | None = None
     recorded: RecordedFragment | None = None  # until the first broadcast after a restart
 
     @property
     def pushed(self) -> bool:
         return self.delivered or self.in_flight > 0
 
+    def take(self, event: AnchorInput) -> None:
+        """Follow the anchor's machine."""
+        self.anchor = advance(ANCHOR, self.anchor, event)
+        if self.anchor is not AnchorState.SPENT:
+            self.spent_step = None
+
 
 @dataclass(slots=True)
 class Boundary:
     """Counters, versions and pending pulls of a learner.
 
-    Parameters: `min_steps`, a pull is answered after that many local steps since the anchor (the H gate, at least 1);
-    `reuse_anchor`, one anchor may answer several rounds (asynchronous carry) instead of one.
+    Parameters: `min_steps`, a pull is answered after that many local steps since the anchor (the H gate, at
+    least 1); `reuse_anchor`, one anchor may answer several rounds (asynchronous carry) instead of one.
     """
 
     num_fragments: int
@@ -102,8 +115,8 @@ class Boundary:
     def mode_of(self, update: BcastFragment, *, anchor_saved: bool = True) -> InstallMode:
         """How this broadcast is to be installed.
 
-        `anchor_saved` is looked at for the first broadcast after a restart only: the anchor's values came with the
-        resume record.
+        `anchor_saved` is looked at for the first broadcast after a restart only: the anchor's values came
+        with the resume record.
         """
         state = self.fragments[update.fragment_id]
         if state.version is None:
@@ -127,6 +140,7 @@ class Boundary:
         state = self.fragments[update.fragment_id]
         self.global_step = max(self.global_step, update.version)
         if mode is InstallMode.CONFIRM:
+            state.take(AnchorInput.REPLAY)
             return
         if state.version is not None:
             self._drop_settled_pulls(update, state.version)
@@ -140,14 +154,18 @@ class Boundary:
         state.serial += 1
         state.in_flight = 0
         state.delivered = kept is not None and kept.pushed
-        state.spent_step = None if kept is None else kept.spent_step
         state.spent_generation = None
         state.recorded = None
+        state.take(AnchorInput.BROADCAST)
+        if kept is not None and kept.spent_step is not None:
+            state.take(AnchorInput.PUSH)  # by the earlier process
+            state.spent_step = kept.spent_step
 
     def _drop_settled_pulls(self, update: BcastFragment, old_version: int) -> None:
-        # The version of a fragment is the step of its last merge.  A pull that was waiting when the merge of its own
-        # step arrived asks for a round that is over; one that waited when the syncer went back to an older checkpoint
-        # asks for a round that does not exist any more.  Answering either would spend the new anchor for nothing.
+        # The version of a fragment is the step of its last merge.  A pull that was waiting when the merge of
+        # its own step arrived asks for a round that is over; one that waited when the syncer went back to an
+        # older checkpoint asks for a round that does not exist any more.  Answering either would spend the
+        # new anchor for nothing.
         if self.reuse_anchor:
             return
         rewound = update.version < old_version
@@ -162,7 +180,9 @@ class Boundary:
     # -- pulls
 
     def add_pulls(self, pulls: Iterable[PullRequest]) -> None:
-        """Append pulls to those that wait.  One that waits already (sent again after a redial) is not doubled."""
+        """Append pulls to those that wait.  One that waits already (sent again after a redial) is not
+        doubled.
+        """
         for pull in pulls:
             if pull not in self.pending:
                 self.pending.append(pull)
@@ -171,9 +191,13 @@ class Boundary:
         """The numbers to answer this pull with now, or None while it has to wait."""
         state = self.fragments[pull.fragment_id]
         c_steps = self.steps - state.steps_at_reset
-        if state.version is None or c_steps < self.min_steps:
+        if state.version is None or state.anchor is AnchorState.FINAL or c_steps < self.min_steps:
             return None
-        if not self.reuse_anchor and state.spent_step not in (None, pull.global_step):
+        if (
+            state.anchor is AnchorState.SPENT
+            and not self.reuse_anchor
+            and state.spent_step != pull.global_step
+        ):
             return None
         c_tokens = self.tokens - state.tokens_at_reset
         return Answer(pull, state.version, self.steps, c_steps, c_tokens, state.serial)
@@ -182,6 +206,7 @@ class Boundary:
         """The delta of this answer was taken; the pull is no longer pending and its anchor is spent."""
         self.pending.remove(answer.pull)
         state = self.fragments[answer.pull.fragment_id]
+        state.take(AnchorInput.PUSH)
         state.spent_step = answer.pull.global_step
         state.in_flight += 1
 
@@ -199,18 +224,28 @@ class Boundary:
         if generation is not None:
             state.delivered = True
             state.spent_generation = generation
-        elif not state.pushed:
-            state.spent_step = None
+        elif not state.pushed and state.anchor is AnchorState.SPENT:
+            state.take(AnchorInput.RELEASED)
 
     def release_replaced(self, generation: int) -> None:
         """Free each spent anchor whose push went out on another link than the current `generation`.
 
-        Anchors with a push that is still with the sender stay as they are.  A spent mark from an earlier process
-        counts as one of a replaced link.
+        Anchors with a push that is still with the sender stay as they are.  A spent mark from an earlier
+        process counts as one of a replaced link.
         """
         for state in self.fragments:
-            if state.in_flight == 0 and state.spent_generation != generation:
-                state.spent_step = None
+            replaced = state.in_flight == 0 and state.spent_generation != generation
+            if replaced and state.anchor is AnchorState.SPENT:
+                state.take(AnchorInput.RELEASED)
+
+    def finalized(self, manifest: FinalManifest) -> None:
+        """The final cut was installed; no pull is answered any more."""
+        self.global_step = max(self.global_step, manifest.global_step)
+        self.pending.clear()
+        for state, version in zip(self.fragments, manifest.versions, strict=True):
+            state.version = version
+            if state.anchor is not AnchorState.FINAL:
+                state.take(AnchorInput.CUT)
 
     # -- restart
 

@@ -1,14 +1,14 @@
 """What a learner holds of the syncer's messages, over all its connection generations; no socket, no clock.
 
-The link rules of the protocol are judged here: broadcasts are taken in ascending version, the final cut has a memory
-of its own, and SHUTDOWN counts only after the acknowledgement was started.  Every call carries the epoch of the
-connection that a message came on; what belongs to an older epoch is ignored.
+The link rules of the protocol are judged here: broadcasts are taken in ascending version, the final cut has a
+memory of its own, and SHUTDOWN counts only after the acknowledgement was started.  Every call carries the
+epoch of the connection that a message came on; what belongs to an older epoch is ignored.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from yeto_proto._generated import messages as wire
@@ -43,8 +43,9 @@ class Seen(NamedTuple):
 class Link:
     """The receiving state of one learner.
 
-    With `accept_rewound_catch_up` the first broadcast of a fragment after a redial is taken even if its version went
-    back, or kept its number with other bytes: a syncer that restarted from an older checkpoint serves that.
+    With `accept_rewound_catch_up` the first broadcast of a fragment after a redial is taken even if its
+    version went back, or kept its number with other bytes: a syncer that restarted from an older checkpoint
+    serves that.
     """
 
     def __init__(self, session: Session, *, accept_rewound_catch_up: bool = False) -> None:
@@ -95,7 +96,9 @@ class Link:
             self.update_bytes = 0
 
     def forget_at_disconnect(self) -> None:
-        """Budget mode: at the next disconnect drop broadcasts and versions, so that a rewound restart is taken."""
+        """Budget mode: at the next disconnect drop broadcasts and versions, so that a rewound restart is
+        taken.
+        """
         self._forget_at_disconnect = True
 
     # -- receiving
@@ -103,8 +106,8 @@ class Link:
     def receive(self, epoch: int, message: Message, digest: bytes, now: float) -> None:
         """Judge and keep one message; `digest` is the block digest of a tensor, empty for other messages.
 
-        Raises SessionRejected for an ERROR frame, ConflictingBroadcast, ConflictingManifest, EarlyShutdown, and
-        UnexpectedType for what a syncer never sends; all of them end the client.
+        Raises SessionRejected for an ERROR frame, ConflictingBroadcast, ConflictingManifest, EarlyShutdown,
+        and UnexpectedType for what a syncer never sends; all of them end the client.
         """
         if epoch != self.epoch or not self.connected:
             return
@@ -222,7 +225,7 @@ class Link:
         return missing
 
     def start_ack(self, manifest: FinalManifest) -> None:
-        """The FINAL_ACK for this manifest is about to be sent.  Raises WrongState if it is not the held one."""
+        """The FINAL_ACK for this manifest is about to be sent.  Raises WrongState for another one."""
         if manifest != self.manifest:
             raise WrongState(
                 detail=f"the acknowledged manifest {manifest} is not the held one, {self.manifest}"
@@ -232,10 +235,6 @@ class Link:
     @property
     def ack_started(self) -> bool:
         return self.manifest is not None and self._ack_step == self.manifest.global_step
-
-    def release_finals(self) -> None:
-        """Drop the bytes of the final cut after it was installed; versions and digests stay for later replays."""
-        self.finals = {number: replace(final, data=b"") for number, final in self.finals.items()}
 
 
 def _length(tensor: Buffer) -> int:

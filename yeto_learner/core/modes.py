@@ -27,8 +27,8 @@ def live_install_mode(
 ) -> InstallMode:
     """The mode for a learner that holds an anchor of the fragment (revision 2, 7.3).
 
-    `pushed`: a delta taken from this anchor was sent, so a newer global may hold it already.  `same_bytes` is only
-    looked at when the versions are equal.
+    `pushed`: a delta taken from this anchor was sent, so a newer global may hold it already.  `same_bytes` is
+    only looked at when the versions are equal.
     """
     if version == anchor_version and same_bytes:
         return InstallMode.CONFIRM

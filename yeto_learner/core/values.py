@@ -1,6 +1,7 @@
 """The arithmetic of a learner: anchors, deltas and installs, a cache-sized block at a time, always in f32.
 
-`LocalValues` is what the arithmetic needs of the user's parameters; `Span` says where a tensor lies in its fragment.
+`LocalValues` is what the arithmetic needs of the user's parameters; `Span` says where a tensor lies in its
+fragment.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from yeto_proto._generated.types import Dtype
 
 from .modes import InstallMode
 
-__all__ = ["Anchor", "F32", "LocalValues", "Span", "blend", "blocks", "install", "overwrite", "write_delta"]
+__all__ = ["F32", "Anchor", "LocalValues", "Span", "blend", "blocks", "install", "overwrite", "write_delta"]
 
 F32 = npt.NDArray[np.float32]
 
@@ -45,7 +46,7 @@ class Span(NamedTuple):
 
 
 def blocks(spans: Sequence[Span]) -> Iterator[tuple[str, int, int, int]]:
-    """(tensor name, first value in the tensor, first value in the fragment, number of values) of each block."""
+    """(tensor name, first value in the tensor, first in the fragment, number of values) of each block."""
     for name, first, numel in spans:
         for start in range(0, numel, BLOCK):
             yield name, start, first + start, min(BLOCK, numel - start)
@@ -57,35 +58,39 @@ class Anchor:
     A bf16 anchor takes half the memory and loses nothing, because its values were bf16 on the wire.
     """
 
-    __slots__ = ("_stored", "dtype", "numel")
+    __slots__ = ("_halves", "_values", "numel")
 
     def __init__(self, numel: int, dtype: Dtype) -> None:
         if dtype not in (Dtype.F32, Dtype.BF16):
             raise ValueError(f"an anchor is kept as f32 or bf16, not {dtype.name.lower()}")
         self.numel = numel
-        self.dtype = dtype
-        self._stored: npt.NDArray[np.float32] | npt.NDArray[np.uint16]
-        self._stored = np.empty(numel, np.float32 if dtype is Dtype.F32 else np.uint16)
+        self._values: F32 | None = np.empty(numel, np.float32) if dtype is Dtype.F32 else None
+        self._halves = np.empty(0 if dtype is Dtype.F32 else numel, np.uint16)
+
+    @property
+    def dtype(self) -> Dtype:
+        return Dtype.BF16 if self._values is None else Dtype.F32
 
     def read(self, start: int, count: int) -> F32:
         """Values [start, start + count); a view of an f32 anchor, not to be written to."""
-        part = self._stored[start : start + count]
-        if part.dtype == np.float32:
-            return part  # type: ignore[return-value]  # the dtype was just checked
-        return dtypes.decode(Dtype.BF16, memoryview(part).cast("B"), count)
+        if self._values is not None:
+            return self._values[start : start + count]
+        return dtypes.decode(Dtype.BF16, self._halves[start : start + count].data, count)
 
-    def write(self, start: int, values: F32) -> None:
-        """Store values from `start` on."""
-        part = self._stored[start : start + len(values)]
-        if part.dtype == np.float32:
-            part[:] = values
-        else:
-            part[:] = np.frombuffer(dtypes.encode(Dtype.BF16, values), np.uint16)
+    def load(self, start: int, count: int, dtype: Dtype, wire: Buffer) -> F32:
+        """Store the values of wire bytes at [start, start + count), and return them as `read` does."""
+        if self._values is not None:
+            return dtypes.decode(dtype, wire, count, out=self._values[start : start + count])
+        if dtype is Dtype.BF16:
+            self._halves[start : start + count] = np.frombuffer(wire, np.uint16)
+            return self.read(start, count)
+        values = dtypes.decode(dtype, wire, count)
+        self._halves[start : start + count] = np.frombuffer(dtypes.encode(Dtype.BF16, values), np.uint16)
+        return values
 
-    def copy_from(self, other: Anchor) -> None:
-        """Take the values of another anchor of the same fragment, whatever its dtype."""
-        for start in range(0, self.numel, BLOCK):
-            self.write(start, other.read(start, min(BLOCK, self.numel - start)))
+    def stored(self) -> memoryview:
+        """All stored bytes in the anchor's dtype, as `load` takes them again."""
+        return (self._halves if self._values is None else self._values).view(np.uint8).data
 
 
 def blend(local: F32, raw: F32, alpha: float) -> F32:
@@ -104,27 +109,28 @@ def install(
     dtype: Dtype,
     alpha: float,
 ) -> None:
-    """Install broadcast bytes (bulk dtype f32 or bf16): local values by `mode`, then the raw values as the anchor.
+    """Install broadcast bytes (bulk dtype f32 or bf16): local values by `mode`, then the raw values as the
+    anchor.
 
-    For SHIFT the anchor must hold the values that the local progress started from.  Where the global did not change
-    a SHIFT leaves local values as they are, bit for bit.
+    For SHIFT the anchor must hold the values that the local progress started from.  Where the global did not
+    change a SHIFT leaves local values as they are, bit for bit.
     """
+    if mode is InstallMode.CONFIRM:
+        return
     view = memoryview(data)
     width = len(view) // anchor.numel
     for name, start, first, count in blocks(spans):
-        raw = dtypes.decode(dtype, view[first * width : (first + count) * width], count)
-        if mode is InstallMode.BLEND and alpha > 0:
-            local.write(name, start, blend(local.read(name, start, start + count), raw, alpha))
-        elif mode in (InstallMode.BLEND, InstallMode.OVERWRITE):
-            local.write(name, start, raw)
-        elif mode is InstallMode.SHIFT:
-            old = anchor.read(first, count)
+        old = anchor.read(first, count).copy() if mode is InstallMode.SHIFT else None
+        raw = anchor.load(first, count, dtype, view[first * width : (first + count) * width])
+        if old is not None:
             if not np.array_equal(old, raw):
                 progress = local.read(name, start, start + count) - old
                 progress += raw
                 local.write(name, start, progress)
-        if mode is not InstallMode.CONFIRM:
-            anchor.write(first, raw)
+        elif mode is InstallMode.BLEND and alpha > 0:
+            local.write(name, start, blend(local.read(name, start, start + count), raw, alpha))
+        elif mode is not InstallMode.ANCHOR_ONLY:
+            local.write(name, start, raw)
 
 
 def overwrite(spans: Sequence[Span], local: LocalValues, data: Buffer) -> None:
@@ -135,7 +141,7 @@ def overwrite(spans: Sequence[Span], local: LocalValues, data: Buffer) -> None:
 
 
 def write_delta(spans: Sequence[Span], local: LocalValues, anchor: Anchor, out: F32) -> str | None:
-    """out = local - anchor in f32.  The name of the first tensor whose difference is not finite, else None."""
+    """out = local - anchor in f32.  Returns the first tensor whose difference is not finite, if any."""
     with np.errstate(all="ignore"):
         for name, start, first, count in blocks(spans):
             part = out[first : first + count]

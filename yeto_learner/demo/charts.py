@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
+from itertools import pairwise
 
 WIDTH, HEIGHT = 720, 300
-LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 44
+LEFT, RIGHT, TOP, BOTTOM = 72, 14, 12, 44
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line or cloud of points. `style` is the number of a colour; `dashed` and `points` say how it is
-    drawn.
+    """One line or cloud of points. The line is interrupted before the points whose numbers are in `breaks`.
+
+    `style` is the number of a colour; `dashed` and `points` say how it is drawn.
     """
 
     name: str
@@ -26,23 +28,27 @@ class Series:
     style: int
     dashed: bool = False
     points: bool = False
+    breaks: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A linear axis from `low` to `high`, laid on pixels `first` to `last`."""
+    """A linear axis from `low` to `high`, laid on pixels `first` to `last`; `whole` for integers."""
 
     low: float
     high: float
     first: float
     last: float
+    whole: bool = False
 
     def __call__(self, value: float) -> float:
         return self.first + (value - self.low) / (self.high - self.low) * (self.last - self.first)
 
     def ticks(self) -> list[float]:
-        """Round values inside the axis, four to eight of them."""
+        """Round values inside the axis: three to eight of them, fewer where only integers will do."""
         step = _round_step((self.high - self.low) / 6)
+        if self.whole:
+            step = max(1.0, step)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         return [index * step for index in range(first, last + 1)]
@@ -56,26 +62,29 @@ class Cell:
     title: str
 
 
-def line_chart(series: Sequence[Series], x_label: str, y_label: str, *, from_zero: bool = False) -> str:
-    """Lines over a common x axis. Series without points are left out; without any, a sentence stands
-    instead.
+def line_chart(
+    series: Sequence[Series], x_label: str, y_label: str, *, from_zero: bool = False, whole: bool = False
+) -> str:
+    """Lines over a common x axis. `from_zero` and `whole` (integers only) are about the y axis.
+
+    Series without points are left out; without any, a sentence stands instead.
     """
     drawn = [one for one in series if len(one.x)]
     if not drawn:
         return "<p>No values were recorded.</p>"
     x_scale = _scale([value for one in drawn for value in one.x], LEFT, WIDTH - RIGHT, from_zero=True)
-    y_scale = _scale([value for one in drawn for value in one.y], HEIGHT - BOTTOM, TOP, from_zero=from_zero)
+    heights = [value for one in drawn for value in one.y]
+    y_scale = replace(_scale(heights, HEIGHT - BOTTOM, TOP, from_zero=from_zero), whole=whole)
     parts = [*_axes(x_scale, y_scale, x_label, y_label)]
     for one in drawn:
+        places = [(f"{x_scale(x):.1f}", f"{y_scale(y):.1f}") for x, y in zip(one.x, one.y, strict=True)]
         if one.points:
-            parts += [
-                f'<circle class="s{one.style}" cx="{x_scale(x):.1f}" cy="{y_scale(y):.1f}" r="2.4"/>'
-                for x, y in zip(one.x, one.y, strict=True)
-            ]
-        else:
-            path = " ".join(f"{x_scale(x):.1f},{y_scale(y):.1f}" for x, y in zip(one.x, one.y, strict=True))
-            dashed = " dashed" if one.dashed else ""
-            parts.append(f'<polyline class="s{one.style}{dashed}" points="{path}"/>')
+            parts += [f'<circle class="s{one.style}" cx="{x}" cy="{y}" r="2.4"/>' for x, y in places]
+            continue
+        kind = f"s{one.style}{' dashed' if one.dashed else ''}"
+        for start, end in pairwise((0, *one.breaks, len(places))):
+            path = " ".join(",".join(place) for place in places[start:end])
+            parts.append(f'<polyline class="{kind}" points="{path}"/>')
     return _legend(drawn) + _svg(parts, HEIGHT)
 
 

@@ -131,11 +131,7 @@ class Crew:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment with one BLAS thread, and without settings for other syncers and
-    learners.
-    """
+    """This process's environment, without settings that are meant for other syncers and learners."""
     result = {name: value for name, value in os.environ.items() if not name.startswith("YETO_")}
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
-        result[name] = "1"
     result["PYTHONUNBUFFERED"] = "1"
     return result

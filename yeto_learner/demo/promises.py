@@ -38,7 +38,7 @@ class Evidence:
     snapshot: Snapshot
     learners: Sequence[Mapping[str, Array]]
     """The final parameters of every learner, as its process saved them."""
-    marker: Path
+    checkpoint: Path
     final_state: Path
     syncer_exit: int
 
@@ -95,10 +95,14 @@ def _same_parameters(evidence: Evidence) -> Iterator[Promise]:
 
 
 def _marked(evidence: Evidence) -> Promise:
-    step = read_marker(evidence.marker)
+    text = "the checkpoint is marked final at its step"
+    try:
+        step = read_marker(evidence.checkpoint)
+    except FileNotFoundError:
+        return Promise(text, False, "there is no marker")
     kept = step == evidence.snapshot.global_step == evidence.settings.rounds
     detail = f"marker {step}, checkpoint {evidence.snapshot.global_step}, rounds {evidence.settings.rounds}"
-    return Promise("the checkpoint is marked final at its step", kept, detail)
+    return Promise(text, kept, detail)
 
 
 def _contiguous(rounds: Sequence[Round], planned: int) -> Promise:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from itertools import accumulate
@@ -12,10 +12,10 @@ from yeto_learner.demo.charts import Cell, Series, grid_chart, line_chart
 from yeto_learner.demo.folder import Folder
 from yeto_learner.demo.promises import Promise
 from yeto_learner.demo.settings import Settings
-from yeto_learner.demo.story import Round, Story
-from yeto_proto import Dtype
+from yeto_learner.demo.story import Answer, Curve, Round, Story, Trainee
+from yeto_proto._generated.sizes import bulk_bytes, push_bytes
+from yeto_proto._generated.types import Dtype
 from yeto_proto.layout import Layout
-from yeto_proto.sizes import bulk_bytes, push_bytes
 
 Rows = Iterable[tuple[str, str]]
 
@@ -47,6 +47,7 @@ def render(
         training_loss=_training_chart(story),
         answers=_answers_chart(story),
         staleness=_staleness_chart(story),
+        steps=_steps_chart(story),
         bytes=_bytes_chart(settings, layout, story),
         pace=_pace_chart(story),
         ledger=_rows(_ledger(story)),
@@ -65,21 +66,24 @@ def moved_bytes(settings: Settings, layout: Layout, one: Round) -> int:
 
 
 def _loss_chart(story: Story) -> str:
-    series = [
-        Series(one.name, one.held_out.x, one.held_out.y, index) for index, one in enumerate(story.learners)
-    ]
-    for index, one in enumerate((story.alone_shard, story.alone_full)):
-        series.append(Series(one.name, one.held_out.x, one.held_out.y, 3 + index, dashed=True))
+    series = _curves(story, lambda one: one.held_out)
     return line_chart(series, "local steps of a learner", "held-out loss, nats per byte")
 
 
 def _training_chart(story: Story) -> str:
-    series = [
-        Series(one.name, one.training.x, one.training.y, index) for index, one in enumerate(story.learners)
-    ]
-    for index, one in enumerate((story.alone_shard, story.alone_full)):
-        series.append(Series(one.name, one.training.x, one.training.y, 3 + index, dashed=True))
+    series = _curves(story, lambda one: one.training)
     return line_chart(series, "local steps of a learner", "training loss, nats per byte")
+
+
+def _curves(story: Story, pick: Callable[[Trainee], Curve]) -> list[Series]:
+    """One line per learner, then the two baselines, dashed."""
+    trainees = (*story.learners, story.alone_shard, story.alone_full)
+    series = []
+    for style, one in enumerate(trainees):
+        curve = pick(one)
+        alone = style >= len(story.learners)
+        series.append(Series(one.name, curve.x, curve.y, style, dashed=alone, breaks=curve.breaks))
+    return series
 
 
 def _answers_chart(story: Story) -> str:
@@ -103,17 +107,22 @@ def _cell(one: Round, learner: int) -> Cell:
 
 
 def _staleness_chart(story: Story) -> str:
-    series = [
-        Series(
-            trainee.name,
-            [one.step for one in story.rounds for answer in one.answers if answer.learner == index],
-            [answer.staleness for one in story.rounds for answer in one.answers if answer.learner == index],
-            index,
-            points=True,
-        )
-        for index, trainee in enumerate(story.learners)
-    ]
-    return line_chart(series, "round", "staleness of the answer, rounds", from_zero=True)
+    series = _answers(story, lambda answer: answer.staleness)
+    return line_chart(series, "round", "staleness of the answer, rounds", from_zero=True, whole=True)
+
+
+def _steps_chart(story: Story) -> str:
+    series = _answers(story, lambda answer: answer.steps)
+    return line_chart(series, "round", "local steps in the answer", from_zero=True, whole=True)
+
+
+def _answers(story: Story, pick: Callable[[Answer], int]) -> list[Series]:
+    """A cloud of points per learner, one point for each of its answers."""
+    series = []
+    for index, trainee in enumerate(story.learners):
+        own = [(one.step, pick(a)) for one in story.rounds for a in one.answers if a.learner == index]
+        series.append(Series(trainee.name, [x for x, _ in own], [y for _, y in own], index, points=True))
+    return series
 
 
 def _bytes_chart(settings: Settings, layout: Layout, story: Story) -> str:
@@ -150,11 +159,9 @@ def _pace_chart(story: Story) -> str:
 
 def _ledger(story: Story) -> Rows:
     for index, trainee in enumerate(story.learners):
-        answers = [answer for one in story.rounds for answer in one.answers if answer.learner == index]
-        yield (
-            trainee.name,
-            f"{len(answers)} answers, {len(story.lives(index))} connections, {trainee.total_steps} steps",
-        )
+        lives = story.lives(index)
+        answers = sum(len(rounds) for rounds in lives)
+        yield trainee.name, f"{answers} answers, {trainee.total_steps} local steps, connections: {len(lives)}"
 
 
 def _settings(settings: Settings) -> Rows:
@@ -167,7 +174,7 @@ def _settings(settings: Settings) -> Rows:
     yield "outer optimizer", f"Nesterov, rate {settings.outer_rate:g}, momentum {settings.outer_momentum:g}"
     yield (
         "rounds",
-        f"{settings.rounds}; each of {settings.fragments} fragments merged every {settings.inner_steps} steps",
+        f"{settings.rounds}; each of {settings.fragments} fragments merged per {settings.inner_steps} steps",
     )
     yield "quorum", f"{settings.quorum} of {settings.learners} learners"
     yield "wire", f"{settings.dtype}, {settings.streams} data streams per learner"

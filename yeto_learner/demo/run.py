@@ -16,15 +16,16 @@ import numpy as np
 
 from yeto_learner.demo.crew import Child, Crew
 from yeto_learner.demo.folder import DemoError, Folder
+from yeto_learner.demo.model import Parameters
 from yeto_learner.demo.promises import Evidence, Promise, check, named
 from yeto_learner.demo.settings import Settings, Task
 from yeto_learner.demo.signals import SignalGuard
 from yeto_learner.demo.story import Round, Story, TapeFollower, Trainee
-from yeto_learner.demo.text import load_corpus
+from yeto_learner.demo.text import Corpus, load_corpus
 from yeto_learner.demo.view import View
-from yeto_proto import build_layout
+from yeto_proto.errors_base import YetoError
 from yeto_proto.files import read_snapshot
-from yeto_proto.layout import Layout
+from yeto_proto.layout import Layout, build_layout
 
 POLL_S = 0.05
 STALL_S = 60.0
@@ -80,6 +81,14 @@ class Demo:
             self._train_alone(crew)
 
         self._phase("comparing")
+        try:
+            return self._compare(corpus, first, layout, syncer)
+        except (OSError, YetoError) as error:
+            raise DemoError(f"the run left unreadable files: {error}", str(self._folder.root)) from error
+
+    def _compare(self, corpus: Corpus, first: Parameters, layout: Layout, syncer: Child) -> Result:
+        """Measures what was trained and checks the promises, from the files alone."""
+        model = self._settings.model
         snapshot = read_snapshot(self._folder.checkpoint)
         fragments = [fragment.params for fragment in snapshot.fragments]
         merged = {name: values.reshape(first[name].shape) for name, values in named(layout, fragments)}
@@ -94,7 +103,7 @@ class Demo:
                 story=self._story,
                 snapshot=snapshot,
                 learners=[_load(self._folder.learner(learner)) for learner in range(self._settings.learners)],
-                marker=self._folder.marker,
+                checkpoint=self._folder.checkpoint,
                 final_state=self._folder.final_state,
                 syncer_exit=syncer.exit_code if syncer.exit_code is not None else -1,
             )

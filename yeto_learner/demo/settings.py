@@ -50,7 +50,9 @@ class Settings:
 
     def quick(self) -> Settings:
         """The same run, shorter: for tests and the impatient."""
-        return replace(self, rounds=96, inner_steps=16, kill_at=24, evaluate_every=40, evaluate_windows=1024)
+        return replace(
+            self, rounds=96, inner_steps=12, kill_at=20, batch=160, evaluate_every=30, evaluate_windows=1024
+        )
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,8 @@ class Curve:
 
     x: list[float] = field(default_factory=list)
     y: list[float] = field(default_factory=list)
+    breaks: list[int] = field(default_factory=list)
+    """Numbers of the points before which the line is interrupted."""
 
     def add(self, x: float, y: float) -> None:
         self.x.append(x)
@@ -118,6 +120,8 @@ class Trainee:
     def reborn(self, offset: int) -> None:
         self.past_steps += self.steps
         self.steps, self.offset, self.bytes_per_s = 0, offset, 0.0
+        for curve in (self.training, self.held_out):
+            curve.breaks.append(len(curve.x))
 
     def hear(self, message: Mapping[str, Any]) -> None:
         """Takes one line of a worker."""

@@ -12,18 +12,17 @@ from yeto_learner.demo.trainer import Batches
 
 
 class TorchTrainer:
-    """`torch.from_numpy` shares the memory of the arrays, so that what the learner installs is trained on at once."""
+    """Trains in the memory of the arrays, so that what the learner installs there takes part at once."""
 
     def __init__(self, settings: Settings, parameters: Parameters, batches: Batches) -> None:
         torch.set_num_threads(1)  # three learners and a syncer share the machine
         self._layers = settings.model.layers
         self._batches = batches
         self._tensors = {name: torch.from_numpy(value).requires_grad_() for name, value in parameters.items()}
-        decay, plain = [], []
-        for tensor in self._tensors.values():
-            (decay if tensor.ndim > 1 else plain).append(tensor)
+        matrices = [tensor for tensor in self._tensors.values() if tensor.ndim > 1]
+        vectors = [tensor for tensor in self._tensors.values() if tensor.ndim == 1]
         self._optimizer = torch.optim.AdamW(
-            [{"params": decay, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}],
+            [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}],
             lr=settings.rate,
             betas=BETAS,
             eps=EPSILON,

@@ -16,11 +16,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from yeto_learner import Learner
 from yeto_learner.demo.model import Parameters
 from yeto_learner.demo.settings import Task
 from yeto_learner.demo.text import load_corpus
 from yeto_learner.demo.trainer import Batches, make_trainer
-from yeto_proto import YetoError
+from yeto_proto.errors_base import YetoError
 
 REPORT_EVERY = 10
 """Local steps between two "progress" lines."""
@@ -64,8 +65,6 @@ class Worker:
         yield from self._learn()
 
     def _learn(self) -> Iterator[None]:
-        from yeto_learner import Learner
-
         settings = self._settings
         learner = Learner(
             self.parameters,
@@ -102,7 +101,7 @@ def report(kind: str, **fields: float) -> None:
 def main() -> int:
     try:
         Worker(Task.from_json(sys.argv[1])).run()
-    except (YetoError, OSError) as error:
+    except (YetoError, RuntimeError, OSError) as error:  # RuntimeError: the syncer refused this learner
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

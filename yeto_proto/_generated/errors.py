@@ -493,8 +493,9 @@ class Duplicate(PeerError):
 
 
 class NonFiniteMerge(PeerError):
-    """Finite answers whose merge or outer step is not finite. Nothing is written and the round is tried
-    again.
+    """Finite answers whose merge or outer step is not finite.
+
+    Nothing is written and the round is tried again.
     """
 
     says = "non-finite merge"

@@ -147,8 +147,8 @@ INNER: Final[Mapping[Role, frozenset[int]]] = {
 def payload_limit(frame_type: int, role: Role, session: SessionFacts | None, preset: Preset = WIRE) -> int:
     """The largest payload that this side takes of a type, in bytes.
 
-    Without a session a syncer is at the first frame of a connection, HELLO or DATA_HELLO. A learner
-    always has a session, since it chose it. Raises UnknownType, UnexpectedType, InvalidFirstFrame, and BadArgument
+    Without a session a syncer is at the first frame of a connection, HELLO or DATA_HELLO. A learner always
+    has a session, since it chose it. Raises UnknownType, UnexpectedType, InvalidFirstFrame, and BadArgument
     for a learner without a session.
     """
     if session is None:

@@ -18,10 +18,11 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Opens a connection group on its control stream. The first accepted HELLO fixes the session for the
-    life of the syncer's process: dtype, layout, fingerprint, contract, and the profile or its absence.
-    Acceptance is silent. The version is judged before anything else, so that another version never
-    surfaces as a malformed one.
+    """Opens a connection group on its control stream.
+
+    The first accepted HELLO fixes the session for the life of the syncer's process: dtype, layout,
+    fingerprint, contract, and the profile or its absence. Acceptance is silent. The version is judged before
+    anything else, so that another version never surfaces as a malformed one.
 
     Direction: learner to syncer.
     """
@@ -50,14 +51,16 @@ class Hello:
 
     @property
     def num_fragments(self) -> int:
-        """A layout must contain at least one fragment."""
+        """The number of fragments."""
         return self.layout.num_fragments
 
 
 @dataclass(frozen=True, slots=True)
 class InitParams:
-    """The initial parameters of one fragment. Only learner 0 may send them. The first INIT of a fragment
-    wins; later ones are ignored silently, also with other bytes and also after training started.
+    """The initial parameters of one fragment.
+
+    Only learner 0 may send them. The first INIT of a fragment wins; later ones are ignored silently, also
+    with other bytes and also after training started.
 
     Direction: learner to syncer.
     """
@@ -71,8 +74,9 @@ class InitParams:
 
 @dataclass(frozen=True, slots=True)
 class PullReq:
-    """Asks a captured member for its delta of one fragment. A learner that has no anchor for the fragment
-    yet keeps the request and answers after the broadcast.
+    """Asks a captured member for its delta of one fragment.
+
+    A learner that has no anchor for the fragment yet keeps the request and answers after the broadcast.
 
     Direction: syncer to learner.
     """
@@ -116,9 +120,11 @@ class PushFragment:
 
 @dataclass(frozen=True, slots=True)
 class BcastFragment:
-    """A whole fragment at a version. A learner takes broadcasts of a fragment in ascending version: a
-    lower version is dropped, an equal one with the same bytes is a replay, an equal one with other
-    bytes is fatal. The raw value becomes the next anchor, before any blending.
+    """A whole fragment at a version.
+
+    A learner takes broadcasts of a fragment in ascending version: a lower version is dropped, an equal one
+    with the same bytes is a replay, an equal one with other bytes is fatal. The raw value becomes the next
+    anchor, before any blending.
 
     Direction: syncer to learner.
     """
@@ -134,7 +140,9 @@ class BcastFragment:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Shows that a learner lives. One with an unchanged step renews the lease and feeds no estimate (D18).
+    """Shows that a learner lives.
+
+    One with an unchanged step renews the lease and feeds no estimate (D18).
 
     Direction: learner to syncer.
     """
@@ -148,8 +156,9 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """The run is complete. Sent only to generations whose FINAL_ACK was accepted, once every expected
-    learner has acknowledged.
+    """The run is complete.
+
+    Sent only to generations whose FINAL_ACK was accepted, once every expected learner has acknowledged.
 
     Direction: syncer to learner.
     """
@@ -159,8 +168,9 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True)
 class DataHello:
-    """Attaches a data stream to the group of this learner and generation. It may arrive before the HELLO
-    of its group; the syncer waits for that for the handshake time (D6).
+    """Attaches a data stream to the group of this learner and generation.
+
+    It may arrive before the HELLO of its group; the syncer waits for that for the handshake time (D6).
 
     Direction: learner to syncer.
     """
@@ -176,10 +186,11 @@ class DataHello:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A slice of one complete inner frame, header included. Chunks of a message may come in any order, in
-    any size and on any socket of the group, and messages may interleave. The syncer always wraps its
-    bulk, also without data streams; both sides take bulk bare and chunked on every socket (D8). A
-    message never spans generations.
+    """A slice of one complete inner frame, header included.
+
+    Chunks of a message may come in any order, in any size and on any socket of the group, and messages may
+    interleave. The syncer always wraps its bulk, also without data streams; both sides take bulk bare and
+    chunked on every socket (D8). A message never spans generations.
 
     Direction: either.
     """
@@ -198,8 +209,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Why the syncer refuses this connection, which it then closes. The text is for people; a learner
-    shows it and does not redial.
+    """Why the syncer refuses this connection, which it then closes.
+
+    The text is for people; a learner shows it and does not redial.
 
     Direction: syncer to learner.
     """
@@ -211,9 +223,10 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class FinalManifest:
-    """Which version of every fragment is the final one. A learner holds it until it has the exact
-    FINAL_FRAGMENT of each, since control and data streams may reorder. A second, different manifest is
-    fatal.
+    """Which version of every fragment is the final one.
+
+    A learner holds it until it has the exact FINAL_FRAGMENT of each, since control and data streams may
+    reorder. A second, different manifest is fatal.
 
     Direction: syncer to learner.
     """
@@ -228,14 +241,15 @@ class FinalManifest:
 
     @property
     def num_fragments(self) -> int:
-        """How many expected versions there are."""
+        """The number of fragments."""
         return len(self.expected_versions)
 
 
 @dataclass(frozen=True, slots=True)
 class FinalAck:
-    """This learner has installed every fragment of the manifest. An accepted ACK is never erased. One that
-    does not fit the cut is dropped.
+    """This learner has installed every fragment of the manifest.
+
+    An accepted ACK is never erased. One that does not fit the cut is dropped.
 
     Direction: learner to syncer.
     """
@@ -248,8 +262,9 @@ class FinalAck:
 
 @dataclass(frozen=True, slots=True)
 class FinalFragment:
-    """A whole fragment of the final cut, f32 in every session. Its versions have a memory of their own: a
-    BCAST never stands in for it and never conflicts with it.
+    """A whole fragment of the final cut, f32 in every session.
+
+    Its versions have a memory of their own: a BCAST never stands in for it and never conflicts with it.
 
     Direction: syncer to learner.
     """
@@ -264,8 +279,10 @@ class FinalFragment:
 
 @dataclass(frozen=True, slots=True)
 class BudgetDone:
-    """Benchmark only: this learner has used its budget of local steps and stopped. The learner is that of
-    the connection group. Outside budget mode it is an ERROR on that connection and nothing more (D5).
+    """Benchmark only: this learner has used its budget of local steps and stopped.
+
+    The learner is that of the connection group. Outside budget mode it is an ERROR on that connection and
+    nothing more (D5).
 
     Direction: learner to syncer.
     """

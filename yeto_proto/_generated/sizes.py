@@ -27,8 +27,9 @@ BUDGET_DONE_BYTES: Final = 8
 
 
 def bulk_bytes(dtype: Dtype, numel: int) -> int:
-    """Bytes of a fragment of `numel` values in INIT_PARAMS and BCAST_FRAGMENT. A q4 session sends bf16
-    here.
+    """Bytes of a fragment of `numel` values in INIT_PARAMS and BCAST_FRAGMENT.
+
+    A q4 session sends bf16 here.
     """
     match dtype:
         case Dtype.F32:

@@ -146,7 +146,7 @@ FINAL_MANIFEST: Final = FrameStruct(
     make=messages.FinalManifest,
     body=Body(
         FixedRun("<HQI", ("revision", "final_global_step", "num_fragments")),
-        CountedRun("expected_versions", "<u8", count="num_fragments"),
+        CountedRun("expected_versions", "<Q", count="num_fragments"),
     ),
     fixed=None,
     positional=False,

@@ -58,8 +58,9 @@ class MergeMode(IntEnum):
 
 
 class IsoBackend(IntEnum):
-    """Which decomposition an iso fragment was merged with. A checkpoint records it, since the results
-    differ.
+    """Which decomposition an iso fragment was merged with.
+
+    A checkpoint records it, since the results differ.
     """
 
     #: A singular value decomposition in f64.

@@ -5,16 +5,15 @@ A refusal ends that one socket and nothing else (D9).
 
 from __future__ import annotations
 
+from yeto_proto._generated import rules
 from yeto_proto._generated.errors import (
     HandshakeTimeout,
     SessionMismatch,
     UnknownGroup,
 )
-from yeto_proto.errors_base import YetoError
 from yeto_proto._generated.messages import DataHello, Hello
 from yeto_proto._generated.types import FrameType
-
-from yeto_proto._generated import rules
+from yeto_proto.errors_base import YetoError
 from yeto_proto.files import Snapshot
 from yeto_proto.session import Session
 from yeto_syncer.core import resume
@@ -50,12 +49,12 @@ class Admission:
 
     def opened(self, now: float, conn: int) -> None:
         """A socket was accepted; from here it has the handshake time."""
-        self._deadlines.setdefault(conn, now + self._patience)
+        self._deadlines[conn] = now + self._patience
 
     def hello(self, conn: int, hello: Hello) -> Group | None:
         """Admit the group, or refuse the socket. The first HELLO that gets as far as the session fixes it."""
-        if self._registry.of_conn(conn) is not None:
-            return None
+        if conn not in self._deadlines:
+            return None  # its time was over when these bytes came
         link = Link(hello.learner_id, hello.connection_generation)
         error = self._judge(hello, link)
         if error is not None:
@@ -87,7 +86,7 @@ class Admission:
     def data_hello(self, conn: int, data_hello: DataHello) -> None:
         """Attach the socket to its group, or keep it waiting for the HELLO until its handshake time is
         over."""
-        if self._registry.of_conn(conn) is not None:
+        if conn not in self._deadlines:
             return
         error = rules.first_broken(FrameType.DATA_HELLO, "link", data_hello, server=self._facts, group=None)
         if error is not None:
@@ -110,6 +109,10 @@ class Admission:
         self._outbox.count("connections_refused", reason=type(error).__name__)
         self._outbox.log("warning", "connection refused", conn=conn, reason=str(error))
         self._outbox.emit(Refuse(conn, error))
+
+    def pending(self, conn: int) -> bool:
+        """True while the socket is neither admitted nor refused nor gone."""
+        return conn in self._deadlines
 
     def closed(self, conn: int) -> None:
         """A socket ended before it was admitted."""

@@ -4,7 +4,6 @@ tape."""
 from __future__ import annotations
 
 from yeto_proto._generated.errors import NonFiniteMerge
-
 from yeto_syncer.core import tape
 from yeto_syncer.core.checkpoints import Checkpoints
 from yeto_syncer.core.config import Config
@@ -84,6 +83,8 @@ class Commits:
         if round_ is None or (round_.global_step, round_.attempt) != (step, attempt):
             raise AssertionError(f"no merge of step {step} attempt {attempt} is running")
         self._merging = None
+        if round_.state is RoundState.DROPPED:
+            return None
         if result is None:
             self._refuse_answers(round_)
             return round_
@@ -97,6 +98,16 @@ class Commits:
         if self._config.per_round_checkpoint and step != self._config.total_steps:
             self._checkpoints.save(SaveKind.PER_ROUND)
         return None
+
+    @property
+    def merging(self) -> bool:
+        """True while a merge job runs, wanted or not."""
+        return self._merging is not None
+
+    @property
+    def committed(self) -> bool:
+        """True when a step is in the state and not yet visible."""
+        return self._committed is not None
 
     def publish(self, now: float) -> Round:
         """The committed step may be seen: broadcast, then tape. Returns its round, which is over."""

@@ -263,7 +263,6 @@ class Config:
     def _not_built(self) -> Iterator[Problem]:
         for flag, used in (
             ("--iso-backend torch-svd", self.iso_backend == "torch-svd"),
-            ("--learner-budget-steps", self.learner_budget_steps is not None),
             ("--fold on-arrival", self.fold == "on-arrival"),
             ("--late-carry", self.late_carry),
             ("--carry-answers-round", self.carry_answers_round),

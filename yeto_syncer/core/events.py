@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from yeto_syncer.core.jobs import F32, Link, MergeResult
 
 if TYPE_CHECKING:
-    from yeto_proto.errors_base import YetoError
     from yeto_proto._generated.messages import DataHello, Hello, Message
-
+    from yeto_proto.errors_base import YetoError
     from yeto_syncer.core.effects import SaveKind
 
 

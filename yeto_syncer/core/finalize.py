@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
+from yeto_proto._generated import rules
 from yeto_proto._generated.constants import FINALIZATION_REVISION
 from yeto_proto._generated.messages import FinalAck, FinalManifest, Shutdown
 from yeto_proto._generated.types import FrameType
-
-from yeto_proto._generated import rules
 from yeto_syncer.core.config import Config
 from yeto_syncer.core.effects import Deliver, Send
 from yeto_syncer.core.failure import RunError

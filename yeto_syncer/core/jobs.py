@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from yeto_proto._generated.messages import Buffer
     from yeto_proto._generated.types import Dtype, MergeMode
 
 F32 = NDArray[np.float32]
@@ -49,7 +50,7 @@ class Answer:
     link: Link
     weight: float
     dtype: Dtype
-    delta: bytes | memoryview
+    delta: Buffer
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from yeto_proto._generated.types import IsoBackend
 
-from yeto_proto.files import FragmentState, Snapshot
+from yeto_proto._generated.types import IsoBackend
+from yeto_proto.files import FragmentState, Snapshot, SnapshotVersion
 from yeto_proto.session import Session
 from yeto_syncer.core.effects import Versioned
 from yeto_syncer.core.jobs import F32, MergeTensors
@@ -95,7 +95,7 @@ class Model:
     def snapshot(self, ledger: Ledger, iso_backend: IsoBackend) -> Snapshot:
         """What a checkpoint holds; the arrays are shared."""
         return Snapshot(
-            version_tag=3,
+            version_tag=SnapshotVersion.V3,
             iso_backend=iso_backend,
             fingerprint=self.session.fingerprint,
             global_step=self.global_step,

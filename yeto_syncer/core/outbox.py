@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from yeto_proto.errors_base import YetoError
-
 from yeto_syncer.core.effects import AppendTape, Count, Effect, Level, Log
 from yeto_syncer.core.jobs import Link
 

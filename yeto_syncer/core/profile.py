@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-from yeto_proto._generated.constants import PROFILE_DOMAIN
 
+from yeto_proto._generated.constants import PROFILE_DOMAIN
 from yeto_syncer.core.config import Config
 
 

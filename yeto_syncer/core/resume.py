@@ -6,12 +6,10 @@ that need something else: the settings at start, and the layout and contract tha
 
 from __future__ import annotations
 
-import numpy as np
-from yeto_proto._generated.errors import GroupedLegacySnapshot, SnapshotMismatch
-from yeto_proto.errors_base import YetoError
+from yeto_proto._generated.errors import WireError
 from yeto_proto._generated.messages import Hello
-
-from yeto_proto.files import Snapshot
+from yeto_proto.errors_base import YetoError
+from yeto_proto.files import Snapshot, check_session
 from yeto_syncer.core.config import Config
 
 
@@ -27,34 +25,8 @@ def problem(config: Config, snapshot: Snapshot) -> str | None:
 
 def difference(snapshot: Snapshot, hello: Hello) -> YetoError | None:
     """The first difference between the checkpoint and a HELLO, or None when the HELLO may fix the session."""
-    layout = hello.layout
-    if snapshot.fingerprint is not None and snapshot.fingerprint != hello.layout_fingerprint:
-        return _mismatch("layout_fingerprint", snapshot.fingerprint.hex(), hello.layout_fingerprint.hex())
-    if len(snapshot.fragments) != layout.num_fragments:
-        return _mismatch("num_fragments", len(snapshot.fragments), layout.num_fragments)
-    sizes = np.array([fragment.params.size for fragment in snapshot.fragments], np.uint64)
-    unequal = np.flatnonzero(sizes != layout.fragment_numels)
-    if len(unequal):
-        first = int(unequal[0])
-        return _mismatch(f"numel of fragment {first}", sizes[first], layout.fragment_numels[first])
-    if snapshot.fingerprint is None:
-        # V2 proves its layout only where a fragment is one tensor; it holds no contract to compare (D3).
-        if layout.num_tensors != layout.num_fragments:
-            return GroupedLegacySnapshot(
-                frame="HELLO", detail="the checkpoint is V2 and fragments are grouped"
-            )
-        return None
-    if snapshot.contract is not None:
-        if snapshot.contract != hello.session_contract_hash:
-            return _mismatch(
-                "session_contract_hash", snapshot.contract.hex(), hello.session_contract_hash.hex()
-            )
-    elif hello.session_contract_hash != hello.layout_fingerprint:
-        return _mismatch("session_contract_hash", "the layout fingerprint", hello.session_contract_hash.hex())
+    try:
+        check_session(snapshot, hello.layout, hello.layout_fingerprint, hello.session_contract_hash)
+    except WireError as error:
+        return error
     return None
-
-
-def _mismatch(what: str, ours: object, theirs: object) -> SnapshotMismatch:
-    return SnapshotMismatch(
-        frame="HELLO", detail=f"{what}: the checkpoint has {ours}, the HELLO has {theirs}"
-    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from yeto_syncer.core.jobs import Link
 
 if TYPE_CHECKING:
-    from yeto_proto._generated.messages import PushFragment
+    from yeto_proto._generated.messages import Buffer, PushFragment
 
 
 class RoundState(Enum):
@@ -37,7 +37,7 @@ class Accepted:
     c_steps: int
     c_tokens: int
     weight: float
-    delta: bytes | memoryview
+    delta: Buffer
 
 
 @dataclass(slots=True)
@@ -109,7 +109,16 @@ class Round:
         self.members = _Members(self)
         self.answered = _Answered(self)
         self.attempt = 0
-        self.discard(0.0)
+        self.state = RoundState.GATHERING
+        self.slots: dict[int, Slot] = {}
+        self.num_answers = 0
+        self.quorum = 0
+        self.launched_at = 0.0
+        self.deadline = 0.0
+        self.quorum_at: float | None = None
+        self.grace_s: float | None = None
+        self.grace_deadline: float | None = None
+        self.completed_at: float | None = None
 
     def capture(self, links: Iterable[Link], quorum: int, now: float, deadline: float) -> None:
         """Begin the next attempt with these members; K = min(quorum, members)."""
@@ -122,15 +131,15 @@ class Round:
     def discard(self, deadline: float) -> None:
         """Give up the attempt with its answers and timers. Without members nothing completes the round."""
         self.state = RoundState.GATHERING
-        self.slots: dict[int, Slot] = {}
+        self.slots = {}
         self.num_answers = 0
         self.quorum = 0
         self.launched_at = 0.0
         self.deadline = deadline
-        self.quorum_at: float | None = None
-        self.grace_s: float | None = None
-        self.grace_deadline: float | None = None
-        self.completed_at: float | None = None
+        self.quorum_at = None
+        self.grace_s = None
+        self.grace_deadline = None
+        self.completed_at = None
 
     @property
     def open(self) -> bool:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from yeto_proto._generated import rules
 from yeto_proto._generated.errors import OutOfRound
-from yeto_proto.errors_base import YetoError
 from yeto_proto._generated.messages import PullReq, PushFragment
 from yeto_proto._generated.types import FrameType
-
-from yeto_proto._generated import rules
+from yeto_proto.errors_base import YetoError
 from yeto_syncer.core import tape
 from yeto_syncer.core.checkpoints import Checkpoints
 from yeto_syncer.core.commits import Commits
@@ -139,7 +138,7 @@ class Scheduler:
         again."""
         refused = self._commits.merged(step, attempt, result)
         if refused is None:
-            if not self._checkpoints.holding:
+            if self._commits.committed and not self._checkpoints.holding:
                 self.publish(now)
             return
         refused.discard(now + RETRY_DEFERRAL_S)
@@ -176,6 +175,16 @@ class Scheduler:
             if round_.open:
                 self._drop_from(round_.global_step)
                 return
+
+    def cancel(self) -> None:
+        """Close ordinary issuance: every round that is not committed yet is dropped whole."""
+        self._launching = False
+        self._drop_from(self._model.global_step + 1)
+
+    @property
+    def draining(self) -> bool:
+        """True while the merge of a dropped round still runs."""
+        return self._commits.merging
 
     def _drop_from(self, step: int) -> None:
         for late in [each for each in self._rounds if each >= step]:

@@ -4,7 +4,6 @@ order."""
 from __future__ import annotations
 
 from yeto_proto._generated.constants import PROTOCOL_VERSION
-
 from yeto_syncer.core.jobs import Link
 from yeto_syncer.core.rounds import Accepted, Round
 

@@ -1,4 +1,5 @@
-"""What must be known about the values of a message before the coordinator sees it. Pure; runs on any thread."""
+"""What must be known about the values of a message before the coordinator sees it. Pure; runs on any
+thread."""
 
 from __future__ import annotations
 

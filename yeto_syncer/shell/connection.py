@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from yeto_proto._generated.errors import YetoError
 from yeto_proto._generated.messages import Message
+from yeto_proto.chunks import Reassembler
 from yeto_proto.reader import FrameReader
+from yeto_proto.session import Session
 from yeto_syncer.shell.outbound import Stream
 from yeto_syncer.shell.wires import Wire
 
@@ -16,8 +19,8 @@ READ_TURN = 1 << 20
 """Bytes read from one socket before the others get their turn."""
 
 LINGER_S = 2.0
-"""How long a socket stays open after its last frame, so that the peer can read that frame. Closing earlier, with
-unread bytes of the peer in the receive buffer, would make the kernel discard it."""
+"""How long a socket stays open after its last frame, so that the peer can read that frame. Closing earlier,
+with unread bytes of the peer in the receive buffer, would make the kernel discard it."""
 
 SCRATCH = memoryview(bytearray(1 << 16))
 """Where the bytes of a peer that we no longer listen to go."""
@@ -27,6 +30,9 @@ class Owner(Protocol):
     """Whom a connection tells what happens."""
 
     loop: asyncio.AbstractEventLoop
+
+    def greeted(self, conn: Connection, payload: memoryview) -> None:
+        """The first frame is a HELLO, not parsed yet."""
 
     def arrived(self, conn: Connection, messages: Sequence[Message]) -> None:
         """Whole messages, in order."""
@@ -43,9 +49,6 @@ class Owner(Protocol):
     def closed(self, conn: Connection) -> None:
         """The socket is closed; its number of descriptors went down."""
 
-    def parse(self, conn: Connection, count: int) -> bool:
-        """Whether the owner takes over `reader.buffer_updated(count)` for a large first frame."""
-
 
 class Connection:
     """One socket. Its owner decides what the messages mean and what is written when."""
@@ -57,7 +60,6 @@ class Connection:
         self.reader = reader
         self.blocked = False
         self.is_closed = False
-        self.first_bytes = 0
         self._owner = owner
         self._holds: set[str] = {"new"}
         self._reading = False
@@ -102,21 +104,34 @@ class Connection:
                 self._end()
                 return
             left -= count
-            if self._last is None and not self._owner.parse(self, count):
-                self.feed(lambda count=count: self.reader.buffer_updated(count))
+            if self._last is None:
+                self._feed(partial(self.reader.buffer_updated, count))
             if count < wanted:
                 return  # the kernel has no more; asking again would only tell us so
 
-    def feed(self, read: Callable[[], list[Message]]) -> None:
-        """Pass on the messages that `read` returns, or the error that it raises."""
+    def admit(self, session: Session, reassembler: Reassembler) -> None:
+        """Go on after the first frame, as a socket of a group."""
+        self._feed(lambda: self.reader.open(session, reassembler))
+        self.release("admission")
+
+    def _feed(self, read: Callable[[], list[Message]]) -> None:
         try:
             messages = read()
         except YetoError as error:
-            self.hold("broken")
-            self._owner.broken(self, error)
+            self._break(error)
             return
+        if self.reader.paused:
+            self.hold("admission")
+            if self.reader.hello_payload is not None:
+                self._owner.greeted(self, self.reader.hello_payload)
         if messages:
             self._owner.arrived(self, messages)
+        if self.reader.failure is not None:
+            self._break(self.reader.failure)
+
+    def _break(self, error: YetoError) -> None:
+        self.hold("broken")
+        self._owner.broken(self, error)
 
     def _end(self) -> None:
         if self._last is None:
@@ -147,9 +162,9 @@ class Connection:
     # -- parting
 
     def part(self, last: Stream, companions: Sequence[Connection] = (), linger: float = LINGER_S) -> None:
-        """Send what is left in `last`, tell the peer that this was all, and close when it has closed too or after
-        `linger` seconds. `companions` are closed with it: a peer that sees one of them end first would take that
-        for a broken line and never read the last frame."""
+        """Send what is left in `last`, tell the peer that this was all, and close when it has closed too or
+        after `linger` seconds. `companions` are closed with it: a peer that sees one of them end first
+        would take that for a broken line and never read the last frame."""
         if self.is_closed:
             return
         self._last = last

@@ -29,8 +29,8 @@ class Core(Protocol):
 class Engine:
     """The only place where the coordinator is called.
 
-    `perform(effect)` answers whether it holds back the effects behind it. `settle()` is called when nothing more
-    can be done now; it may post further events.
+    `perform(effect)` answers whether it holds back the effects behind it. `settle()` is called when nothing
+    more can be done now; it may post further events.
     """
 
     def __init__(

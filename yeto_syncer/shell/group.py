@@ -1,13 +1,14 @@
-"""One connection group at the sockets: its control and data streams, its outbound side and its line of events."""
+"""One connection group at the sockets: its control and data streams, its outbound side and its line of
+events."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from yeto_proto._generated.limits import payload_limit
 from yeto_proto._generated.messages import Error, Message
-from yeto_proto._generated.sizes import manifest_bytes
-from yeto_proto._generated.types import Role
+from yeto_proto._generated.types import FrameType, Role
 from yeto_proto.chunks import Reassembler
 from yeto_proto.session import Session
 from yeto_syncer.core.events import Delivered, Event
@@ -55,9 +56,8 @@ class Group:
         self._clock = clock
         self._post = post
         self._lost = lost
-        self._outbound = Outbound(
-            lambda: wake(self), CONTROL_BYTES + 2 * manifest_bytes(session.num_fragments)
-        )
+        manifest = payload_limit(FrameType.FINAL_MANIFEST, Role.LEARNER, session)
+        self._outbound = Outbound(lambda: wake(self), CONTROL_BYTES + 2 * manifest)
 
     @property
     def control(self) -> Connection:

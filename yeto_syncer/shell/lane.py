@@ -1,4 +1,4 @@
-"""Events of one connection group, kept in the order in which its bytes came while some of them are checked."""
+"""Events of one connection group, in the order in which its bytes came, while some are being checked."""
 
 from __future__ import annotations
 

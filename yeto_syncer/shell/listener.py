@@ -1,4 +1,4 @@
-"""The listening socket: a bounded number of sockets in handshake, and no spinning when descriptors run out."""
+"""The listening socket: few sockets in handshake at once, and no spinning when descriptors run out."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ACCEPT_TURN = 64
 """Sockets accepted before the others get their turn."""
 
 RETRY_S = 0.5
-"""Pause after an accept that failed, e.g. for want of descriptors: the socket stays readable, and trying again at
-once would only burn the processor."""
+"""Pause after an accept that failed, e.g. for want of descriptors: the socket stays readable, and trying
+again at once would only burn the processor."""
 
 
 class Acceptor(Protocol):
@@ -26,7 +26,8 @@ class Acceptor(Protocol):
 
 
 class Listener:
-    """Accepts while fewer than `limit` sockets are in handshake; the rest waits in the kernel's backlog (D6)."""
+    """Accepts while fewer than `limit` sockets are in handshake; the rest waits in the kernel's backlog
+    (D6)."""
 
     def __init__(
         self,

@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from yeto_proto._generated.messages import BcastFragment, FinalFragment, Message
-from yeto_proto.codec import Buffer
-
+from yeto_proto._generated.messages import BcastFragment, Buffer, FinalFragment, Message
 from yeto_proto.chunks import slices
 from yeto_proto.writer import advance, frame
 
@@ -36,7 +34,10 @@ class Payload(Protocol):
     fragment_id: int
     version: int
     final: bool
-    ready: bool
+
+    @property
+    def ready(self) -> bool:
+        """Whether `message` may be called."""
 
     def want(self, wake: Callable[[], None]) -> None:
         """Start encoding it if that has not happened, and call `wake` once it is ready."""

@@ -17,7 +17,8 @@ from yeto_syncer.core.jobs import F32
 from yeto_syncer.shell.workers import Workers
 
 INLINE_VALUES = 65536
-"""Fragments up to this many values are encoded on the event loop: that takes less time than changing threads."""
+"""Fragments up to this many values are encoded on the event loop: that takes less time than changing
+threads."""
 
 
 class SharedPayload:

@@ -1,7 +1,7 @@
 """Effects of the coordinator, performed one by one.
 
-Sockets belong to `Server`, files to `Storage` and `Tape`; this module knows which effect goes where and which of
-them holds back the effects behind it.
+Sockets belong to `Server`, files to `Storage` and `Tape`; this module knows which effect goes where and
+which of them holds back the effects behind it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ from yeto_syncer.shell.tape import Tape
 from yeto_syncer.shell.workers import Workers, settled
 
 INLINE_MERGE = 1 << 16
-"""Values of all answers of a merge that is done on the event loop: that takes less time than changing threads."""
+"""Values of all answers of a merge that is done on the event loop: that takes less time than changing
+threads."""
 
 
 class Line(Protocol):
@@ -71,6 +72,7 @@ class Performer:
         storage: Storage,
         tape: Tape | None,
         log: LogWriter,
+        merge_threads: int,
         end: Callable[[Exit], None],
     ) -> None:
         self._loop = loop
@@ -82,6 +84,8 @@ class Performer:
         self._line: Line | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._merging = Workers("merge", 1, loop)
+        # The thread of the merge only waits while these do its parts; alone it does them itself.
+        self._parts = Workers("merge-part", merge_threads, loop) if merge_threads > 1 else None
         self._writing = Workers("checkpoint", 1, loop)
         self.counters: Counter[str] = Counter()
         self._actions: Mapping[type, Callable[[Any], bool | None]] = {
@@ -132,7 +136,8 @@ class Performer:
         if job.params.size * len(job.answers) <= INLINE_MERGE:
             merged(settled(lambda: run_merge(job)))
         else:
-            self._merging.submit(lambda: run_merge(job), merged)
+            parts = self._parts.map if self._parts is not None else map
+            self._merging.submit(lambda: run_merge(job, parts), merged)
 
     def _save(self, effect: Save) -> bool:
         step = effect.snapshot.global_step
@@ -199,7 +204,7 @@ class Performer:
 
     def close(self, timeout: float) -> bool:
         """End the threads; False when one of them is still at work."""
-        ended = [workers.close(timeout) for workers in (self._merging, self._writing)]
+        ended = [workers.close(timeout) for workers in (self._merging, self._writing, self._parts) if workers]
         if self._tape is not None:
             self._tape.close()
         return all(ended)

@@ -1,7 +1,7 @@
 """The sockets of the server: accepting, reading, checking, writing and closing. It decides nothing.
 
-What arrives becomes events for the coordinator; what the coordinator answers comes back through the methods of
-`Server`, each of which ignores links and connections that are gone.
+What arrives becomes events for the coordinator; what the coordinator answers comes back through the methods
+of `Server`, each of which ignores links and connections that are gone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 from yeto_proto._generated.errors import YetoError
 from yeto_proto._generated.messages import DataHello, Error, Hello, Message
 from yeto_proto._generated.types import Dtype, Role
-from yeto_proto.reader import FrameReader
+from yeto_proto.reader import FrameReader, decode_hello
 from yeto_proto.session import Session
 from yeto_proto.writer import frame
 from yeto_syncer.core.effects import Versioned
@@ -36,13 +36,13 @@ from yeto_syncer.shell.listener import Listener
 from yeto_syncer.shell.outbound import CONTROL, Stream
 from yeto_syncer.shell.payloads import Payloads
 from yeto_syncer.shell.wires import Wire
-from yeto_syncer.shell.workers import Workers
+from yeto_syncer.shell.workers import Workers, settled
 
 CHECKS_IN_FLIGHT = 4
 """Bulk messages of one group that may be under check; then its sockets are not read."""
 
 INLINE_HELLO = 1 << 16
-"""First frames beyond this many bytes are parsed off the event loop."""
+"""HELLOs up to this many bytes are parsed on the event loop."""
 
 
 class Line(Protocol):
@@ -62,13 +62,14 @@ class Server:
         loop: asyncio.AbstractEventLoop,
         line: Line,
         workers: Workers,
-        make_reader: Callable[[], FrameReader],
+        key: bytes | None,
         write_timeout_s: float,
     ) -> None:
         self.loop = loop
         self._line = line
         self._workers = workers
-        self._make_reader = make_reader
+        self._key = key
+        self._session: Session | None = None
         self._write_timeout_s = write_timeout_s
         self._payloads = Payloads(workers)
         self._connections: dict[int, Connection] = {}
@@ -92,7 +93,8 @@ class Server:
     def accepted(self, wire: Wire, peer: str) -> int:
         """A new socket; returns how many are still in handshake."""
         self._numbers += 1
-        conn = Connection(self._numbers, wire, peer, self._make_reader(), self)
+        reader = FrameReader(Role.SYNCER, defer_hello=True)
+        conn = Connection(self._numbers, wire, peer, reader, self)
         self._connections[conn.number] = conn
         self._pending.add(conn.number)
         self._line.post(Opened(conn.number))
@@ -106,22 +108,26 @@ class Server:
 
     # -- what connections tell
 
-    def parse(self, conn: Connection, count: int) -> bool:
-        """Take the rest of a large first frame off the event loop."""
-        if conn.number not in self._pending:
-            return False
-        conn.first_bytes += count
-        if conn.first_bytes <= INLINE_HELLO:
-            return False
-        conn.hold("parsing")
+    def greeted(self, conn: Connection, payload: memoryview) -> None:
+        """Check the MAC of a HELLO and parse it; off the event loop when it is large (D27)."""
 
-        def parsed(future: Future[list[Message]]) -> None:
-            if not conn.is_closed:
-                conn.feed(future.result)
-                conn.release("parsing")
+        def parsed(future: Future[Hello]) -> None:
+            if conn.is_closed:
+                return
+            try:
+                hello = future.result()
+            except YetoError as error:
+                self.broken(conn, error)
+            else:
+                self._line.post(HelloReceived(conn.number, hello))
 
-        self._workers.submit(lambda: conn.reader.buffer_updated(count), parsed)
-        return True
+        def parse(known: Session | None = self._session) -> Hello:
+            return decode_hello(payload, known=known, key=self._key)
+
+        if len(payload) <= INLINE_HELLO:
+            parsed(settled(parse))
+        else:
+            self._workers.submit(parse, parsed)
 
     def arrived(self, conn: Connection, messages: Sequence[Message]) -> None:
         """Whole messages of one socket."""
@@ -132,11 +138,7 @@ class Server:
             if group is not None:
                 if not self._received(conn, group, message):
                     return
-            elif isinstance(message, Hello):
-                conn.hold("admission")
-                self._line.post(HelloReceived(conn.number, message))
             elif isinstance(message, DataHello):
-                conn.hold("admission")
                 self._line.post(DataHelloReceived(conn.number, message))
         if self._line.congested:
             self._congested.add(conn)
@@ -228,6 +230,7 @@ class Server:
         conn = self._connections.get(number)
         if conn is None:
             return
+        self._session = session
         group = Group(link, session, conn, self.loop, self._line.post, self.ended, self._wake)
         self._groups[link] = group
         self._join(conn, group)
@@ -244,8 +247,7 @@ class Server:
     def _join(self, conn: Connection, group: Group) -> None:
         self._member_of[conn.number] = group
         self._settled(conn)
-        conn.reader.open(group.session, group.reassembler)
-        conn.release("admission")
+        conn.admit(group.session, group.reassembler)
 
     def refuse(self, number: int, error: YetoError) -> None:
         """Send the error, if it is one that is sent, and close."""

@@ -1,7 +1,7 @@
 """The files of a run beside the event tape: checkpoint, final marker, final state.
 
-Each is written to a name of its own first and then renamed, so that whoever reads one sees the old file or the
-new one and never a part.
+Each is written to a name of its own first and then renamed, so that whoever reads one sees the old file or
+the new one and never a part.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Sockets as the connections use them. A TLS socket can stand in for a plain one: same methods, same answers."""
+"""Sockets as the connections use them. A TLS socket can stand in for a plain one: same methods, same
+answers."""
 
 from __future__ import annotations
 

@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 def settled(work: Callable[[], T]) -> Future[T]:
     """Run `work` here and now; the future holds what it returned or raised."""
     future: Future[T] = Future()
+    _fulfil(future, work)
+    return future
+
+
+def _fulfil(future: Future[T], work: Callable[[], T]) -> None:
     try:
         future.set_result(work())
     except BaseException as error:  # raised again by future.result()
         future.set_exception(error)
-    return future
 
 
 class Loop(Protocol):
@@ -56,6 +62,15 @@ class Workers:
                 return  # the loop is closed: the process is ending and nobody waits for this
 
         self._queue.put(run)
+
+    def map(self, function: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]:
+        """Like the builtin, with the calls spread over the threads; the caller must not be one of them."""
+        futures: list[Future[R]] = []
+        for item in items:
+            future: Future[R] = Future()
+            futures.append(future)
+            self._queue.put(partial(_fulfil, future, partial(function, item)))
+        return (future.result() for future in futures)
 
     def _run(self) -> None:
         while True:

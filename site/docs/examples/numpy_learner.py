@@ -16,7 +16,9 @@ random = np.random.default_rng(learner_id)  # every learner sees other data
 truth = np.arange(32, dtype=np.float32).reshape(8, 4) / 32
 parameters = {"layers.0.weight": np.zeros((8, 4), np.float32), "layers.0.bias": np.zeros(4, np.float32)}
 
-learner = Learner(parameters, address, learner_id, num_fragments=2, session_contract="numpy example, run 1")
+learner = Learner(
+    parameters, address, learner_id=learner_id, num_fragments=2, session_contract="numpy example, run 1"
+)
 with learner:  # connects; learner 0 sends the first parameters; everyone receives them
     while not learner.done:
         x = random.standard_normal((64, 8), dtype=np.float32)

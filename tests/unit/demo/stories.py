@@ -28,7 +28,7 @@ def record(
 
 
 def story(rounds: int = 12) -> Story:
-    """Learner 1 is killed after round 4, missing from 5 and 6, and back in round 7 with another generation."""
+    """Learner 1 is killed after round 4, misses 5 and 6, and is back in round 7 with another generation."""
     result = Story(rounds, [Trainee(f"learner {learner}") for learner in range(3)])
     for step in range(1, rounds + 1):
         answers = {0: 10, 1: 11, 2: 12}

@@ -49,6 +49,15 @@ def test_points_and_constant_values() -> None:
     assert len({circle.attrib["cy"] for circle in root.findall("circle")}) == 1
 
 
+def test_a_line_is_interrupted_where_it_should_be() -> None:
+    root = svg(
+        line_chart([Series("twice", [1, 2, 3, 4, 5], [5, 4, 3, 2, 1], 2, dashed=True, breaks=[2])], "x", "y")
+    )
+    lines = root.findall("polyline")
+    assert [len(line.attrib["points"].split()) for line in lines] == [2, 3]
+    assert {line.attrib["class"] for line in lines} == {"s2 dashed"}
+
+
 def test_nothing_recorded_is_said_in_words() -> None:
     assert line_chart([Series("empty", [], [], 0)], "x", "y") == "<p>No values were recorded.</p>"
     assert grid_chart([("row", [])], "x") == "<p>No values were recorded.</p>"
@@ -61,6 +70,11 @@ def test_a_grid_has_a_titled_square_per_cell() -> None:
     assert [square.attrib["class"] for square in squares] == ["answered", "missed"] * 2
     assert [square.findtext("title") for square in squares[:2]] == ["round 1", "round 2 <late>"]
     assert float(squares[0].attrib["x"]) == LEFT
+
+
+def test_ticks_of_whole_numbers() -> None:
+    assert Scale(0, 1.04, 0, 100, whole=True).ticks() == [0, 1]
+    assert Scale(0, 31, 0, 100, whole=True).ticks() == [0, 10, 20, 30]
 
 
 @pytest.mark.parametrize("span", [(0, 1), (0, 7.3), (1.93, 5.7), (0, 1200), (0, 3e-4), (-2, 2)])

@@ -21,13 +21,13 @@ WAIT_S = 20.0
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module that a child can run: it says `ready` and its process id, then does what its argument names."""
+    """A module for a child to run: it says `ready` and its process id, then does what its argument names."""
     source = """
         import os, signal, sys
         what = sys.argv[1]
         if what == "deaf":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        print("ready", os.getpid(), os.environ.get("YETO_SYNCER_QUORUM"), os.environ["OPENBLAS_NUM_THREADS"])
+        print("ready", os.getpid(), os.environ.get("YETO_SYNCER_QUORUM"))
         if what == "fail":
             print("error: it broke; here; mend it", file=sys.stderr)
             sys.exit(3)
@@ -61,8 +61,7 @@ def test_lines_exit_code_log_and_environment(program: str, tmp_path: Path) -> No
     assert ended == [child]
     assert child.exit_code == 3
     assert child.last_words() == "error: it broke; here; mend it"
-    word, pid, setting, threads = lines[0].split()
-    assert (word, int(pid), setting, threads) == ("ready", child.process.pid, "None", "1")
+    assert lines[0].split() == ["ready", str(child.process.pid), "None"]
 
 
 @pytest.mark.parametrize(("kind", "signum"), [("wait", signal.SIGTERM), ("deaf", signal.SIGKILL)])

@@ -46,6 +46,7 @@ def test_a_second_life_goes_on_where_the_others_are() -> None:
     trainee.hear({"kind": "held_out", "step": 10, "loss": 2.5})
     trainee.hear({"kind": "done", "step": 14})
     assert trainee.training.x == [30, 60]
+    assert trainee.training.breaks == [1]
     assert trainee.held_out.x == [60]
     assert trainee.total_steps == 44
     assert story().step_now(victim=1) == 70

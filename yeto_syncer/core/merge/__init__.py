@@ -1,12 +1,14 @@
 """The merge engine: pure functions of arrays, no clock, no thread, no file.
 
-`weight`, `avg`, `rda`, `iso`, `heloco` and `nesterov` are the formulas, each over ONE tensor as a 1-D or 2-D float32
-array (outer gradients: anchor - local, that is *after* the one negation). `run` merges a whole fragment straight from
-the wire bytes of its pushes, block by block, and gives the same bits as these formulas would.
+`weight`, `avg`, `rda`, `iso`, `heloco` and `nesterov` are the formulas, each over ONE tensor as a 1-D or 2-D
+float32 array (outer gradients: anchor - local, that is *after* the one negation). `run` merges a whole
+fragment straight from the wire bytes of its pushes, block by block, and gives the same bits as these formulas
+would.
 
-What is exact (D30): weights, norms, dot products and the iso spectrum are f64; element work is f32 with one rounding per
-operation (never a fused multiply-add); sums of products run over blocks of 65,536 elements from the tensor's start;
-learners are reduced in ascending (id, generation). So no result depends on threads or on how the work was cut.
+What is exact (D30): weights, norms, dot products and the iso spectrum are f64; element work is f32 with one
+rounding per operation (never a fused multiply-add); sums of products run over blocks of 65,536 elements from
+the tensor's start; learners are reduced in ascending (id, generation). So no result depends on threads or on
+how the work was cut.
 """
 
 from __future__ import annotations

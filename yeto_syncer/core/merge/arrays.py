@@ -1,9 +1,9 @@
-"""What every formula shares: how arguments become flat f32 arrays, and the one order in which products are summed."""
+"""What every formula shares: flat f32 arguments, and the one order in which products are summed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,37 +32,34 @@ def same_shape(arrays: Sequence[F32], names: str) -> None:
         raise BadArgument(detail=f"{names} must have one shape, not {sorted(shapes)}")
 
 
-def blocks(numel: int) -> Iterator[tuple[int, int]]:
-    """The reduction blocks of a tensor of `numel` elements, as (start, stop) from the tensor's start."""
-    for start in range(0, numel, REDUCTION_BLOCK):
-        yield start, min(start + REDUCTION_BLOCK, numel)
+def product_sums(left: F64, right: F64, product: F64) -> list[float]:
+    """sum(left * right) of each reduction block, for operands that begin where a block begins.
 
-
-def product_sum(left: F64, right: F64, product: F64) -> float:
-    """sum(left * right) of one block; `product` is scratch of the same length and may be either operand."""
+    `product` is scratch of the same length; it may be one of the operands.
+    """
     np.multiply(left, right, out=product)
-    return float(np.add.reduce(product))
+    whole = product.size - product.size % REDUCTION_BLOCK
+    # Along a contiguous axis numpy sums every row just as it sums a 1-D array.
+    sums: list[float] = np.add.reduce(product[:whole].reshape(-1, REDUCTION_BLOCK), axis=1).tolist()
+    if whole < product.size:
+        sums.append(float(np.add.reduce(product[whole:])))
+    return sums
 
 
-def dot(left: F32, right: F32) -> float:
-    """sum(left * right) of two flat tensors: exact f64 products, one f64 sum per block, block sums added in order (D30)."""
+def in_order(sums: Iterable[float]) -> float:
+    """The sum, rounded at each addition. (Python's own `sum` compensates from 3.12 on: another result.)"""
     total = 0.0
-    for start, stop in blocks(left.size):
-        x = left[start:stop].astype(np.float64)
-        y = x if right is left else right[start:stop].astype(np.float64)
-        total += product_sum(x, y, np.empty_like(x))
+    for one in sums:
+        total += one
     return total
 
 
-def norm(tensor: F32) -> float:
+def dot(left: F32 | F64, right: F32 | F64) -> float:
+    """sum(left * right) of two flat tensors in f64: block sums added in order (D30)."""
+    x, y = left.astype(np.float64), right.astype(np.float64)
+    return in_order(product_sums(x, y, x))
+
+
+def norm(tensor: F32 | F64) -> float:
     """|tensor| in f64 (D30)."""
     return math.sqrt(dot(tensor, tensor))
-
-
-def norm64(tensor: F64) -> float:
-    """|tensor| of f64 values, in the same blocks."""
-    total = 0.0
-    for start, stop in blocks(tensor.size):
-        x = tensor[start:stop]
-        total += product_sum(x, x, np.empty_like(x))
-    return math.sqrt(total)

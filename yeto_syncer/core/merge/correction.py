@@ -15,7 +15,7 @@ from yeto_proto._generated.constants import (
     HELOCO_K_S,
     HELOCO_KAPPA,
 )
-from yeto_syncer.core.merge.arrays import F32, F64, dot, flat, norm, norm64, same_shape
+from yeto_syncer.core.merge.arrays import F32, F64, dot, flat, norm, same_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Opposed:
 
 @dataclass(frozen=True, slots=True)
 class Oblique:
-    """0 <= c < c_ok: `own` times the gradient plus `pull` times the momentum, in f64; the length is restored afterwards."""
+    """0 <= c < c_ok: `own` times the gradient plus `pull` times the momentum, in f64, back to `length`."""
 
     own: float
     pull: float
@@ -73,16 +73,17 @@ def heloco(gradient: F32, momentum: F32) -> F32:
     """The corrected gradient d' for gradient d and momentum m, with c = d.m / (|d| |m|) and
     conf = |d| / (|d| + kappa |m| + eps):
 
-        |d| < eps or |m| < eps or c >= c_ok:   d' = d
-        c < 0:          d' = d + (-beta c |d| / |m|) m,   beta = min(k_s (-c) conf, beta_max)
-        0 <= c < c_ok:  d' = |d| x / |x|,   x = (1 - lambda) d / |d| + lambda m / |m|,   lambda = min(k_d (1 - c) conf, 1)
+        |d| < eps, |m| < eps or c >= c_ok:   d' = d
+        c < 0:           d' = d + (-beta c |d| / |m|) m      with beta = min(k_s (-c) conf, beta_max)
+        0 <= c < c_ok:   d' = |d| x / |x|,   x = (1 - lambda) d / |d| + lambda m / |m|
+                                                             with lambda = min(k_d (1 - c) conf, 1)
 
-    c_ok 0.2, k_s 0.5, k_d 1, beta_max 0.5, kappa 3, eps 1e-8. Opposition is damped, never turned round; a weak agreement is
-    turned towards the momentum without a change of length. `gradient` and `momentum`: f32 arrays of one shape, one tensor,
-    the momentum before this commit; gives a new f32 array. Norms, dot and x in f64, the coefficient of m and |d| / |x|
-    rounded to f32. Applied to each learner before avg, RDA or iso.
-    Source: protocol text, "directional correction ... against the fragment momentum"; arXiv 2606.00271 (HeLoCo).
-    Raises BadArgument for other dtypes or two shapes.
+    c_ok 0.2, k_s 0.5, k_d 1, beta_max 0.5, kappa 3, eps 1e-8. Opposition is damped, never turned round; a
+    weak agreement is turned towards the momentum without a change of length. `gradient` and `momentum`: f32
+    arrays of one shape, one tensor, the momentum before this commit; gives a new f32 array. Norms, dot and x
+    in f64, the coefficient of m and |d| / |x| rounded to f32. Applied to each learner before avg, RDA or iso.
+    Source: protocol text, "directional correction ... against the fragment momentum"; arXiv 2606.00271
+    (HeLoCo). Raises BadArgument for other dtypes or two shapes.
     """
     same_shape((gradient, momentum), "gradient and momentum")
     d, m = flat(gradient, "gradient"), flat(momentum, "momentum")
@@ -94,4 +95,4 @@ def heloco(gradient: F32, momentum: F32) -> F32:
             return oppose(d, m, what.pull, np.empty_like(d)).reshape(gradient.shape)
         x = d.astype(np.float64)
         blend(x, m.astype(np.float64), what.own, what.pull, np.empty_like(x), x)
-        return (x.astype(np.float32) * what.stretch(norm64(x))).reshape(gradient.shape)
+        return (x.astype(np.float32) * what.stretch(norm(x))).reshape(gradient.shape)

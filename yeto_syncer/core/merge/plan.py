@@ -1,34 +1,36 @@
-"""How a fragment merge is cut into blocks and tasks, and the memory that one task works in.
+"""How a fragment merge is cut into strips and tasks, and the memory that one task works in.
 
-A block is at most REDUCTION_BLOCK elements of one tensor, from the tensor's start: the unit in which products are summed
-(D30) and, at 256 KiB of f32, also about the largest piece whose operands stay in cache from one operation to the next.
-A task is a run of consecutive blocks of about TASK_ELEMENTS: what one thread does in one go. The cut depends on the layout
-alone, so it cannot make bits depend on threads.
+A strip is at most STRIP elements of one tensor, beginning where a reduction block begins: what one numpy call
+works on. It is short enough to stay in cache from one call to the next, and long enough that two threads
+seldom want the interpreter at the same moment: each call lets it go and must get it back, and calls on 65,536
+elements gain almost nothing from a second thread. A task is a run of strips of about TASK elements: what one
+thread does in one go. The cut depends on the layout alone, so it cannot make bits depend on threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from yeto_proto import dtypes
 from yeto_proto._generated.constants import Q4_BLOCK, REDUCTION_BLOCK
-from yeto_proto._generated.types import Dtype
-from yeto_syncer.core.jobs import Answer
-from yeto_syncer.core.merge.arrays import F32, F64
+from yeto_syncer.core.merge.arrays import F32, F64, product_sums
 
-# Long enough that handing it to a thread is noise, short enough that the last one does not keep the other cores waiting.
-TASK_ELEMENTS = 16 * REDUCTION_BLOCK
+# Numbers of one strip: columns with one number for each of its reduction blocks.
+Columns: TypeAlias = Sequence[list[float]]
+
+STRIP = 4 * REDUCTION_BLOCK
+TASK = 16 * REDUCTION_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Strip:
     """Elements start..stop of the fragment; all of them belong to one tensor."""
 
-    index: int
     tensor: int
     start: int
     stop: int
@@ -37,98 +39,70 @@ class Block:
     def size(self) -> int:
         return self.stop - self.start
 
+    @property
+    def blocks(self) -> int:
+        """How many reduction blocks it covers; the last may be short."""
+        return -(-self.size // REDUCTION_BLOCK)
+
 
 class Cut:
-    """The blocks of a fragment, and its tasks as ranges of block numbers."""
+    """The strips of a fragment, and its tasks as ranges of strip numbers."""
 
     def __init__(self, numels: NDArray[np.uint64]) -> None:
         sizes = numels.astype(np.int64)
-        ends = np.cumsum(sizes)
-        counts = -(-sizes // REDUCTION_BLOCK)
+        self.edges = np.concatenate(([0], np.cumsum(sizes)))
+        counts = -(-sizes // STRIP)
         self.tensors = np.repeat(np.arange(sizes.size), counts)
         within = np.arange(self.tensors.size) - np.repeat(np.cumsum(counts) - counts, counts)
-        self.starts = np.repeat(ends - sizes, counts) + within * REDUCTION_BLOCK
-        self.stops = np.minimum(self.starts + REDUCTION_BLOCK, ends[self.tensors])
-        edges = np.flatnonzero(np.diff(self.starts // TASK_ELEMENTS)) + 1
-        bounds = [0, *edges.tolist(), self.tensors.size]
-        self.tasks = [range(low, high) for low, high in zip(bounds, bounds[1:], strict=False)]
+        self.starts = self.edges[self.tensors] + within * STRIP
+        self.stops = np.minimum(self.starts + STRIP, self.edges[self.tensors + 1])
+        bounds = np.flatnonzero(np.diff(self.starts // TASK)) + 1
+        self.tasks = [range(a, b) for a, b in itertools.pairwise([0, *bounds.tolist(), self.tensors.size])]
         self.num_tensors = sizes.size
+        self.tensor_of_block = np.repeat(np.arange(sizes.size), -(-sizes // REDUCTION_BLOCK))
 
-    def blocks(self, task: range) -> Iterator[Block]:
+    def strips(self, task: range) -> Iterator[Strip]:
         part = slice(task.start, task.stop)
         columns = (self.tensors[part].tolist(), self.starts[part].tolist(), self.stops[part].tolist())
-        for index, tensor, start, stop in zip(task, *columns, strict=True):
-            yield Block(index, tensor, start, stop)
+        for tensor, start, stop in zip(*columns, strict=True):
+            yield Strip(tensor, start, stop)
 
     def per_tensor(self, block_sums: F64) -> F64:
-        """(blocks, k) sums of single blocks to (tensors, k) sums of whole tensors, added in block order from 0.0."""
+        """From (blocks, k) sums to (tensors, k) sums, block sums added in order from 0.0."""
         totals = np.empty((self.num_tensors, block_sums.shape[1]))
         for column, sums in enumerate(block_sums.T):  # bincount adds its weights one after the other
-            totals[:, column] = np.bincount(self.tensors, weights=sums, minlength=self.num_tensors)
+            totals[:, column] = np.bincount(self.tensor_of_block, weights=sums, minlength=self.num_tensors)
         return totals
 
 
 class Scratch:
-    """Block-sized arrays of one running task, handed from task to task within one merge."""
+    """Strip-sized arrays of one running task, handed from task to task within one merge."""
 
     def __init__(self) -> None:
-        # A q4 block of 256 codes may straddle both ends of a reduction block.
-        self.wire = np.empty(REDUCTION_BLOCK + 2 * Q4_BLOCK, np.float32)
-        self.total = np.empty(REDUCTION_BLOCK, np.float32)
-        self.term = np.empty(REDUCTION_BLOCK, np.float32)
-        self.corrected = np.empty(REDUCTION_BLOCK, np.float32)
-        self.finite = np.empty(REDUCTION_BLOCK, np.bool_)
-        self.left = np.empty(REDUCTION_BLOCK, np.float64)
-        self.product = np.empty(REDUCTION_BLOCK, np.float64)
-        self.momentum = np.empty(REDUCTION_BLOCK, np.float64)
+        # A q4 block of 256 codes may straddle both ends of a strip.
+        self.wire = np.empty(STRIP + 2 * Q4_BLOCK, np.float32)
+        self.total = np.empty(STRIP, np.float32)
+        self.term = np.empty(STRIP, np.float32)
+        self.corrected = np.empty(STRIP, np.float32)
+        self.finite = np.empty(STRIP, np.bool_)
+        self.left = np.empty(STRIP, np.float64)
+        self.product = np.empty(STRIP, np.float64)
+        self.momentum = np.empty(STRIP, np.float64)
         self.momentum_of = -1
 
-    def exact_momentum(self, momentum: F32, block: Block) -> F64:
-        """The fragment's old momentum in f64; converted once for all answers that need it in this block."""
-        exact = self.momentum[: block.size]
-        if self.momentum_of != block.index:
-            np.copyto(exact, momentum[block.start : block.stop])
-            self.momentum_of = block.index
+    def exact_momentum(self, momentum: F32, strip: Strip) -> F64:
+        """The fragment's old momentum in f64; converted once for all answers that need it in this strip."""
+        exact = self.momentum[: strip.size]
+        if self.momentum_of != strip.start:
+            np.copyto(exact, momentum[strip.start : strip.stop])
+            self.momentum_of = strip.start
         return exact
 
-    def squares(self, values: F32) -> float:
-        """sum(values^2) of one block in f64."""
+    def squares(self, values: F32) -> list[float]:
+        """sum(values^2) of each reduction block, in f64."""
         left = self.left[: values.size]
         np.copyto(left, values)
-        np.multiply(left, left, out=left)
-        return float(np.add.reduce(left))
+        return product_sums(left, left, left)
 
     def all_finite(self, values: F32) -> bool:
         return bool(np.isfinite(values, out=self.finite[: values.size]).all())
-
-
-class Delta:
-    """One answer's pushed delta (local - anchor), read as f32 a block at a time.
-
-    Its values are *not* negated here: the one negation sits in the sign of the coefficients that the merge multiplies them
-    with. That saves a pass over every push and gives the same bits, since rounding to nearest is symmetric:
-    (-c) x = c (-x), s + (-c) x = s - c x, and a sum of negated products is the negated sum.
-    """
-
-    def __init__(self, answer: Answer, numel: int) -> None:
-        self.dtype = answer.dtype
-        self.bytes = answer.delta
-        self.numel = numel
-        self.values: F32 | None = None
-        if answer.dtype == Dtype.F32:
-            values = np.frombuffer(answer.delta, dtype="<f4")
-            # Otherwise each operation would convert on its own, in small pieces.
-            if values.flags.aligned and values.dtype.isnative:
-                self.values = values
-
-    def block(self, block: Block, scratch: F32) -> F32:
-        """The values of one block: a view of the wire bytes (f32) or decoded into `scratch`."""
-        if self.values is not None:
-            return self.values[block.start : block.stop]
-        start, stop = block.start, block.stop
-        if self.dtype == Dtype.Q4:  # its blocks run from the fragment's start, reduction blocks from the tensor's
-            start -= start % Q4_BLOCK
-            stop = min(self.numel, -(-stop // Q4_BLOCK) * Q4_BLOCK)
-        out = scratch[: stop - start]
-        dtypes.decode_range(self.dtype, self.bytes, self.numel, start, stop, out)
-        return out[block.start - start : block.stop - start]

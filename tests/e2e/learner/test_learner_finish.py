@@ -1,0 +1,107 @@
+"""`Learner`: the end of a run, and heartbeats."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.e2e.learner.rig import flat, parameters, quiet, running, send_cut, train, wire_values
+from tests.e2e.scripted_syncer import WAIT
+from yeto_learner import learner
+from yeto_proto._generated import messages as wire
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("streams", [0, 2])
+def test_the_end_of_a_run(dtype: str, streams: int) -> None:
+    arrays = parameters()
+    with running(arrays, dtype=dtype, num_streams=streams, merge_alpha=0.9) as (made, peer, _):
+        cut = send_cut(made, peer, 9)
+        assert made.client.finalizing.wait(WAIT)
+        train(arrays)
+        assert made.step() is True
+        assert made.done
+        finisher = threading.Thread(target=made.finish)
+        finisher.start()
+        assert peer.expect(wire.FinalAck) == wire.FinalAck(9)
+        for fragment in range(2):  # f32, whatever the session's dtype, and unblended
+            np.testing.assert_array_equal(flat(made, arrays, fragment), cut[fragment])
+        assert finisher.is_alive()
+        peer.send(wire.Shutdown())
+        finisher.join(WAIT)
+        assert not finisher.is_alive()
+        assert made.done
+        assert made.global_step == 9
+        assert made.versions == [9, 8]
+        made.finish()  # once is enough
+
+
+def test_broadcasts_that_nobody_takes_do_not_hold_up_the_final_cut() -> None:
+    arrays = {"w": np.zeros(200_000, np.float32)}
+    with running(arrays, num_fragments=1, num_streams=0, receive_budget=1) as (made, peer, _):
+        _, data = wire_values(made, 0, 1)
+        peer.broadcast(0, 1, data)
+        peer.broadcast(0, 2, data)
+        send_cut(made, peer, 2)
+        finisher = threading.Thread(target=made.finish)
+        finisher.start()
+        peer.expect(wire.FinalAck)
+        peer.broadcast(0, 3, data)
+        peer.send(wire.Shutdown())
+        finisher.join(WAIT)
+        assert not finisher.is_alive()
+
+
+def test_a_cut_that_stays_incomplete_leaves_the_parameters_untouched() -> None:
+    arrays = parameters()
+    with running(arrays) as (made, peer, _):
+        before = {name: array.copy() for name, array in arrays.items()}
+        values = np.zeros(made.layout.fragments[0].numel, np.float32)
+        peer.send_chunked(wire.FinalFragment(0, 9, values.tobytes()))
+        peer.send(wire.FinalManifest(9, (9, 8)))
+        with pytest.raises(TimeoutError, match="fragment 1: version 8 wanted, none held"):
+            made.finish(timeout=0.3)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(array, before[name])
+        peer.expect_nothing()  # no acknowledgement
+
+
+def test_a_shutdown_that_never_comes_is_said() -> None:
+    with running() as (made, peer, _):
+        send_cut(made, peer, 9)
+        with pytest.raises(TimeoutError, match="no SHUTDOWN came"):
+            made.finish(timeout=0.5)
+
+
+def test_a_syncer_that_leaves_after_the_acknowledgement_does_not_fail_the_learner(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(learner, "SHUTDOWN_GRACE", 0.1)
+    with running() as (made, peer, syncer):
+        send_cut(made, peer, 9)
+        finisher = threading.Thread(target=made.finish)
+        finisher.start()
+        peer.expect(wire.FinalAck)
+        syncer.stop_listening()
+        peer.close()
+        finisher.join(WAIT)
+        assert not finisher.is_alive()
+    assert "went away before SHUTDOWN" in caplog.text
+
+
+def test_heartbeats_come_from_a_thread_and_stop_with_a_stalled_loop() -> None:
+    with running(heartbeat_s=0.02, heartbeat_stall_s=0.5) as (made, peer, _):
+        made.step()
+        while peer.expect(wire.Heartbeat).local_step != 1:
+            pass
+        deadline = time.monotonic() + WAIT
+        silence = threading.Event()
+        while not peer.inbox.empty() or not quiet(peer):
+            assert time.monotonic() < deadline, "the heartbeat goes on without progress"
+            silence.wait(0.01)
+        made.step()
+        while peer.expect(wire.Heartbeat).local_step != 2:
+            pass

@@ -1,0 +1,225 @@
+"""Peers that stall, vanish, flood or come back: the learners beside them go on."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+import socket
+import struct
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.e2e.processes import Processes, wait_until
+from tests.e2e.raw import CONTROL, Raw, Trainer, dial, drive, hello, train
+from tests.e2e.test_syncer_run import QUICK, initial, small_layout
+from yeto_proto._generated.messages import BcastFragment, PullReq
+from yeto_proto._generated.types import Dtype
+from yeto_proto.layout import build_layout
+
+ALONE = ("--sync-interval-steps", "0", "--grace-ms", "0", "--min-start-learners", "1")
+
+
+@pytest.mark.rule("syncer.write_timeout.drop")
+@pytest.mark.parametrize("dtype", [Dtype.F32, Dtype.BF16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("streams", [0, 2])
+def test_a_learner_that_stops_reading_delays_nobody_and_is_dropped(
+    processes: Processes, dtype: Dtype, streams: int
+) -> None:
+    # 8 MB a broadcast of everything: more than the kernel holds for a peer that does not read.
+    layout = build_layout({"embed": 1_000_000, "a": 1_000_000}, 2)
+    syncer = processes.syncer("--learners", "2", "--total-steps", "1000000", *ALONE, "--write-timeout-s", "1")
+    fast = Trainer(syncer.port, hello(layout, 0, dtype=dtype, streams=streams), target=1.0)
+    stuck = Raw(syncer.port, hello(layout, 1, dtype=dtype, streams=streams))
+    syncer.stderr.wait_for("learner connected learner=1")
+    fast.initialize(initial(layout))
+    drive([fast], lambda: "learner left learner=1" in syncer.stderr.text, "the end of the stuck reader")
+    assert "no byte was taken for 1 s" in syncer.stderr.text
+    assert len(fast.answered) > 10, "the stuck reader held up the other"
+    syncer.signal(signal.SIGTERM)
+    drive([fast], lambda: fast.ended, "the end")
+    fast.close()
+    stuck.close()
+    syncer.finished()
+
+
+@pytest.mark.rule("syncer.broadcast.newest")
+def test_a_slow_reader_gets_the_newest_version_and_not_all_of_them(processes: Processes) -> None:
+    layout = build_layout({"embed": 1_000_000}, 1)
+    syncer = processes.syncer("--learners", "2", "--total-steps", "40", *ALONE)
+    fast = Trainer(syncer.port, hello(layout, 0, streams=1), target=1.0)
+    slow = Trainer(syncer.port, hello(layout, 1, streams=1), target=1.0)
+    slow.answer = lambda pull: None  # type: ignore[method-assign]  # it only reads
+    fast.initialize(initial(layout))
+    drive([fast], lambda: len(fast.answered) >= 39, "the rounds")
+    train([fast, slow])
+    versions = [message.version for _, message in slow.seen if isinstance(message, BcastFragment)]
+    assert versions == sorted(versions)
+    assert 1 <= len(versions) < 20, "superseded versions were sent"
+    assert np.array_equal(slow.final[0][1], fast.final[0][1])
+    fast.close()
+    slow.close()
+    syncer.finished()
+
+
+def test_a_reader_of_a_trickle_is_served_and_delays_nobody(processes: Processes) -> None:
+    layout = build_layout({"embed": 500_000}, 1)
+    syncer = processes.syncer("--learners", "2", "--total-steps", "30", *ALONE, "--write-timeout-s", "3")
+    fast = Trainer(syncer.port, hello(layout, 0), target=1.0)
+    trickle = Raw(syncer.port, hello(layout, 1))
+    fast.initialize(initial(layout))
+    taken = 0
+
+    def sip() -> bool:
+        nonlocal taken
+        trickle.sockets[CONTROL].setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            taken += len(trickle.sockets[CONTROL].recv(1000))
+        return len(fast.answered) >= 25
+
+    drive([fast], sip, "rounds beside a trickle")
+    assert taken > 0
+    trickle.close()
+    train([fast])
+    fast.close()
+    syncer.finished()
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "half"])
+def test_a_peer_that_leaves_in_the_middle_of_a_frame(processes: Processes, how: str) -> None:
+    layout = small_layout()
+    syncer = processes.syncer("--learners", "2", "--total-steps", "30", *ALONE)
+    fast = Trainer(syncer.port, hello(layout, 0), target=1.0)
+    fast.initialize(initial(layout))
+    for generation in range(1, 6):
+        other = Raw(syncer.port, hello(layout, 1, generation=generation, streams=1))
+        other.sockets[0].sendall(b"\xde\xc0\x70\xd1\x09\x20\x00\x00")
+        sock = other.sockets[CONTROL]
+        sock.sendall(b"\xde\xc0")
+        syncer.stderr.wait_for(f"learner connected learner=1 generation={generation}")
+        if how == "reset":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if how == "half":
+            sock.shutdown(socket.SHUT_WR)
+            syncer.stderr.wait_for(f"learner left learner=1 generation={generation}")
+        other.close()
+        syncer.stderr.wait_for(f"learner left learner=1 generation={generation}")
+    train([fast])
+    fast.close()
+    syncer.finished()
+
+
+def test_a_data_socket_that_dies_costs_no_broadcast(processes: Processes) -> None:
+    layout = build_layout({"embed": 3_000_000}, 1)
+    syncer = processes.syncer("--learners", "1", "--total-steps", "6", *ALONE)
+    learner = Trainer(syncer.port, hello(layout, 0, streams=2), target=1.0)
+    learner.initialize(initial(layout))
+    drive([learner], lambda: len(learner.answered) >= 2, "two rounds")
+    learner.sockets.pop(1).close()
+    train([learner])
+    learner.close()
+    syncer.finished()
+
+
+@pytest.mark.rule("syncer.capture.catch_up")
+def test_sixteen_joiners_at_once_are_all_served(processes: Processes) -> None:
+    layout = small_layout()
+    syncer = processes.syncer("--learners", "17", "--total-steps", "60", *ALONE, "--quorum", "1")
+    first = Trainer(syncer.port, hello(layout, 0), target=1.0)
+    first.initialize(initial(layout))
+    drive([first], lambda: len(first.answered) >= 3, "training")
+    joiners = [Trainer(syncer.port, hello(layout, number, streams=1), target=1.0) for number in range(1, 17)]
+    train([first, *joiners])
+    for learner in [first, *joiners]:
+        assert {m.fragment_id for _, m in learner.seen if isinstance(m, BcastFragment)} == {0, 1, 2, 3}
+        assert all(np.array_equal(learner.final[n][1], first.final[n][1]) for n in range(4))
+        learner.close()
+    syncer.finished()
+
+
+def test_running_out_of_descriptors_neither_spins_nor_ends_the_run(processes: Processes) -> None:
+    layout = small_layout()
+    syncer = processes.syncer("--learners", "2", "--total-steps", "40", *QUICK)
+    process = psutil.Process(syncer.pid)
+    learner = Trainer(syncer.port, hello(layout, 0), target=1.0)
+    syncer.stderr.wait_for("learner connected")
+    limits = resource.prlimit(syncer.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(syncer.pid, resource.RLIMIT_NOFILE, (process.num_fds() + 3, limits[1]))
+    crowd = [dial(syncer.port) for _ in range(8)]
+    syncer.stderr.wait_for("cannot accept a connection: Too many open files", count=2)
+    before = sum(process.cpu_times()[:2])
+    started = time.monotonic()
+    syncer.stderr.wait_for("cannot accept a connection", count=4)
+    busy = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - started)
+    assert busy < 0.3
+    for sock in crowd:
+        sock.close()
+    resource.prlimit(syncer.pid, resource.RLIMIT_NOFILE, limits)
+    learner.initialize(initial(layout))
+    late = Trainer(syncer.port, hello(layout, 1), target=1.0)
+    train([learner, late])
+    learner.close()
+    late.close()
+    syncer.finished()
+
+
+def test_reconnecting_in_a_loop_leaks_nothing(processes: Processes) -> None:
+    layout = small_layout()
+    syncer = processes.syncer("--learners", "2", "--total-steps", "400", *ALONE, "--quorum", "1")
+    process = psutil.Process(syncer.pid)
+    first = Trainer(syncer.port, hello(layout, 0), target=1.0)
+    first.initialize(initial(layout))
+    settled: list[tuple[int, int]] = []
+    for generation in range(1, 121):
+        other = Raw(syncer.port, hello(layout, 1, generation=generation, streams=2))
+        syncer.stderr.wait_for(f"learner connected learner=1 generation={generation}\\b")
+        other.close()
+        syncer.stderr.wait_for(f"learner left learner=1 generation={generation}\\b")
+        drive([first], lambda: True, "nothing")
+        if generation in (20, 120):
+            wait_until(lambda: process.num_fds() <= 20, "descriptors of closed sockets")
+            settled.append((process.num_fds(), process.memory_info().rss))
+    train([first])
+    first.close()
+    syncer.finished()
+    (fds, rss), (fds_later, rss_later) = settled
+    assert fds_later <= fds + 1
+    assert rss_later - rss < 4 << 20
+
+
+def test_thousands_of_idle_connections_do_not_slow_a_run_down(processes: Processes) -> None:
+    layout = small_layout()
+    flags = ("--learners", "2", "--total-steps", "200", *QUICK, "--max-pending-connections", "4096")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    try:
+        syncer = processes.syncer(*flags)
+        idle = [dial(syncer.port) for _ in range(2000)]
+        learners = [Trainer(syncer.port, hello(layout, number), target=1.0) for number in range(2)]
+        learners[0].initialize(initial(layout))
+        train(learners)
+        for learner in learners:
+            learner.close()
+        syncer.finished()
+        for sock in idle:
+            sock.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.rule("syncer.round.rebind")
+def test_a_silent_learner_does_not_hold_up_a_quorum_of_one(processes: Processes) -> None:
+    layout = small_layout()
+    syncer = processes.syncer("--learners", "2", "--total-steps", "20", *ALONE)
+    first = Trainer(syncer.port, hello(layout, 0), target=1.0)
+    silent = Raw(syncer.port, hello(layout, 1))
+    first.initialize(initial(layout))
+    drive([first, silent], lambda: len(first.answered) == 20, "all rounds")
+    assert any(isinstance(message, PullReq) for message in silent.inbox)
+    silent.close()
+    train([first])
+    first.close()
+    syncer.finished()

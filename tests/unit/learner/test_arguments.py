@@ -1,0 +1,95 @@
+"""Spellings of arguments, and what is said about bad ones."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from yeto_learner.arguments import environment_key, parse_contract, parse_dtype, parse_hash
+from yeto_learner.channel import parse_address
+from yeto_learner.errors import SessionRejectedError
+from yeto_proto._generated.types import Dtype
+
+
+def test_dtypes_by_name_number_and_themselves() -> None:
+    assert [parse_dtype(each) for each in ("f32", "bf16", "q4", 3, Dtype.F32)] == [
+        Dtype.F32,
+        Dtype.BF16,
+        Dtype.Q4,
+        Dtype.Q4,
+        Dtype.F32,
+    ]
+
+
+@pytest.mark.parametrize("bad", ["fp8", "", "F32", 0, 4])
+def test_other_dtypes_are_refused(bad: Any) -> None:
+    with pytest.raises(ValueError, match=r"dtype|Dtype"):
+        parse_dtype(bad)
+
+
+def test_a_contract_is_32_bytes_or_the_hash_of_a_string() -> None:
+    assert parse_contract(None) is None
+    assert parse_contract(bytes(range(32))) == bytes(range(32))
+    assert parse_contract("run 7") == hashlib.sha256(b"run 7").digest()
+
+
+@pytest.mark.parametrize("bad", [b"", bytes(31), bytes(33), ""])
+def test_other_contracts_are_refused(bad: bytes | str) -> None:
+    with pytest.raises(ValueError, match="session_contract"):
+        parse_contract(bad)
+
+
+def test_a_profile_is_32_bytes_or_hex() -> None:
+    assert parse_hash("ab" * 32, "p") == parse_hash(b"\xab" * 32, "p")
+    for bad in ("ab" * 31, "zz" * 32, b"\xab"):
+        with pytest.raises(ValueError, match="p must be 32 bytes"):
+            parse_hash(bad, "p")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("host:29400", ("host", 29400)),
+        ("host", ("host", 29400)),
+        ("[::1]:5", ("::1", 5)),
+        ("[::1]", ("::1", 29400)),
+        (("h", 7), ("h", 7)),
+    ],
+)
+def test_addresses(text: Any, address: tuple[str, int]) -> None:
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "bad", ["", ":5", "host:x", "host:0", "host:65536", "host:-1", "[::1", "[::1]5", "[]:5", ("", 5)]
+)
+def test_other_addresses_are_refused(bad: Any) -> None:
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        parse_address(bad)
+
+
+def test_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("YETO_ISLAND_HMAC_KEY", raising=False)
+    assert environment_key() is None
+    monkeypatch.setenv("YETO_ISLAND_HMAC_KEY", "")
+    assert environment_key() is None
+    monkeypatch.setenv("YETO_ISLAND_HMAC_KEY", "kéy")
+    assert environment_key() == "kéy".encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "metric"),
+    [
+        ("session mismatch: dtype is f32, not bf16", "layout_hash_mismatch"),
+        ("HELLO syncer semantic profile does not match", "syncer_profile_mismatch"),
+        ("HELLO is missing the required syncer semantic profile binding", "syncer_profile_mismatch"),
+        ("HELLO authentication failed", "island_auth_failed"),
+        ("invalid HELLO: protocol version mismatch", None),
+    ],
+)
+def test_known_refusals_have_a_metric(text: str, metric: str | None) -> None:
+    error = SessionRejectedError(text)
+    assert error.metric == metric
+    assert str(error) == f"syncer rejected protocol session: {text}"

@@ -1,0 +1,506 @@
+"""Slicing messages into CHUNKs and putting them together again."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.wire_samples import bcast, bulk, joined, push, received, session, wire
+from yeto_proto import chunks
+from yeto_proto._generated.constants import (
+    CHUNK_HEAD_BYTES,
+    CHUNK_SLICE,
+    HEADER_BYTES,
+    MAGIC,
+    MAX_PARTIAL_MESSAGES,
+    MAX_RANGES,
+    TINY,
+    WIRE,
+    Preset,
+)
+from yeto_proto._generated.errors import (
+    BadArgument,
+    BadFragment,
+    BadInnerFrame,
+    BadLength,
+    ChunkOutOfRange,
+    ChunkOverlap,
+    ChunkTotalChanged,
+    ChunkTotalTooLarge,
+    EmptyChunk,
+    FrameTooLarge,
+    TooManyPartials,
+    TooManyRanges,
+    WireError,
+)
+from yeto_proto._generated.limits import chunk_total_limit
+from yeto_proto._generated.messages import Chunk, Error, Heartbeat, Message, PushFragment
+from yeto_proto._generated.types import Dtype, FrameType, Role
+from yeto_proto.chunks import Reassembler, cut, slices
+from yeto_proto.codec import decode, header
+
+S = session(200, 50)
+SIDES = [(role, message) for role in Role for message in received(role, session(200, 50))]
+SIDE_IDS = [f"{role.value}-{message.frame_type.name}" for role, message in SIDES]
+
+
+def chunk(frame: list[bytes | bytearray | memoryview]) -> Chunk:
+    """One CHUNK frame, decoded."""
+    content = joined(frame)
+    assert content[:HEADER_BYTES] == header(FrameType.CHUNK, len(content) - HEADER_BYTES)
+    message = decode(FrameType.CHUNK, content[HEADER_BYTES:])
+    assert isinstance(message, Chunk)
+    return message
+
+
+def put(into: Reassembler, msg_id: int, total: int, offset: int, data: bytes) -> Message | None:
+    into.begin(msg_id, total, offset, len(data))[:] = data
+    return into.commit(msg_id, offset, len(data))
+
+
+def put_all(into: Reassembler, frames: Iterator[list[bytes | bytearray | memoryview]]) -> list[Message]:
+    found = []
+    for frame in frames:
+        each = chunk(frame)
+        message = put(into, each.msg_id, each.total_len, each.offset, bytes(each.data))
+        if message is not None:
+            found.append(message)
+    return found
+
+
+# Slicing.
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 127, 128, 129, 500])
+def test_the_inner_frame_is_cut_at_each_multiple_of_the_slice(size: int) -> None:
+    message = Error("x" * size)
+    inner = wire([message])
+    got = [chunk(frame) for frame in slices(message, 9, TINY)]
+    assert [each.offset for each in got] == list(range(0, len(inner), TINY.chunk_slice))
+    assert [each.data for each in got] == [
+        inner[at : at + TINY.chunk_slice] for at in range(0, len(inner), TINY.chunk_slice)
+    ]
+    assert {(each.msg_id, each.total_len) for each in got} == {(9, len(inner))}
+
+
+def test_the_wire_preset_cuts_every_4_mib() -> None:
+    of = session(3 * CHUNK_SLICE // 4)
+    frames = list(slices(push(of), 0))
+    assert [len(each[0]) for each in frames] == [HEADER_BYTES + CHUNK_HEAD_BYTES] * 4
+    assert [sum(map(len, each)) for each in frames] == [HEADER_BYTES + CHUNK_HEAD_BYTES + CHUNK_SLICE] * 3 + [
+        HEADER_BYTES + CHUNK_HEAD_BYTES + 61
+    ]
+
+
+def test_chunks_are_views_of_the_bulk() -> None:
+    delta = bytearray(800)
+    frames = list(slices(PushFragment(0, 0, 5, 1, 4, 10, 3, 300, delta), 0, TINY))
+    for place in range(800):
+        delta[place] = place % 251
+    inner = b"".join(joined(each[1:]) for each in frames)
+    assert inner[-800:] == bytes(delta)
+
+
+def test_parts_may_be_produced_one_by_one() -> None:
+    asked = []
+
+    def parts() -> Iterator[bytes]:
+        yield wire([push(S)])[:61]
+        for start in range(0, 800, 40):
+            asked.append(start)
+            yield push(S).delta[start : start + 40]  # type: ignore[misc]
+            yield b""
+
+    got = []
+    for number, frame in enumerate(cut(parts(), 861, 3, TINY)):
+        assert len(asked) <= number * 64 // 40 + 2
+        got.append(frame)
+    assert [joined(each) for each in got] == [joined(each) for each in slices(push(S), 3, TINY)]
+
+
+@pytest.mark.parametrize(
+    "parts", [[b"x" * 99], [b"x" * 50, b"y" * 49], [b"", b"x" * 64, b"", b"x" * 35, b""], []]
+)
+def test_too_few_bytes_are_an_error_of_the_caller(parts: list[bytes]) -> None:
+    with pytest.raises(BadArgument):
+        list(cut(parts, 100, 0, TINY))
+
+
+@pytest.mark.parametrize("parts", [[b"x" * 101], [b"x" * 100, b"", b"y"], [b"x" * 64, b"x" * 37]])
+def test_too_many_bytes_are_found_before_the_message_is_complete(parts: list[bytes]) -> None:
+    got = []
+    with pytest.raises(BadArgument):
+        for frame in cut(parts, 100, 0, TINY):
+            got.append(chunk(frame))
+    assert [each.offset for each in got] == [0]
+
+
+def test_parts_must_be_bytes() -> None:
+    with pytest.raises(BadArgument):
+        list(cut(["text"], 4, 0, TINY))  # type: ignore[list-item]
+    with pytest.raises(BadArgument):
+        list(cut([np.zeros((4, 4), np.uint8)[:, 1:].data], 12, 0, TINY))  # type: ignore[list-item]
+
+
+def test_any_contiguous_buffer_will_do() -> None:
+    frames = list(cut([np.arange(16, dtype="<f4").data], 64, 0, TINY))
+    assert joined(frames[0])[HEADER_BYTES + CHUNK_HEAD_BYTES :] == np.arange(16, dtype="<f4").tobytes()
+
+
+# Reassembly.
+
+
+@pytest.mark.parametrize(("role", "message"), SIDES, ids=SIDE_IDS)
+@pytest.mark.parametrize("dtype", list(Dtype))
+def test_every_type_of_a_side_comes_out_of_chunks(role: Role, message: Message, dtype: Dtype) -> None:
+    of = session(200, 50, dtype=dtype)
+    (message,) = (each for each in received(role, of) if type(each) is type(message))
+    into = Reassembler(role, of, TINY)
+    assert put_all(into, slices(message, 5, TINY)) == [message]
+    assert into.partials == 0
+
+
+@given(st.data())
+def test_any_slicing_in_any_order_gives_the_message(data: st.DataObject) -> None:
+    message = data.draw(st.sampled_from([push(S, 0), push(S, 1), Heartbeat(0, 3)]))
+    inner = wire([message])
+    edges = sorted({0, len(inner), *data.draw(st.lists(st.integers(0, len(inner)), max_size=14))})
+    pieces = data.draw(st.permutations([(a, inner[a:b]) for a, b in pairwise(edges)]))
+    into = Reassembler(Role.SYNCER, S, TINY)
+    results = [put(into, 1, len(inner), offset, piece) for offset, piece in pieces]
+    assert results == [None] * (len(pieces) - 1) + [message]
+    assert (into.partials, into.arrived, into.announced) == (0, 0, 0)
+
+
+@given(st.data())
+def test_messages_interleave_over_several_sockets(data: st.DataObject) -> None:
+    """Each socket announces a chunk, is interrupted by the others, and then commits it."""
+    messages = [push(S, number % 2, number) for number in range(4)]
+    frames = [
+        chunk(frame) for number, message in enumerate(messages) for frame in slices(message, number, TINY)
+    ]
+    random.Random(data.draw(st.integers(0, 999))).shuffle(frames)
+    into = Reassembler(Role.SYNCER, S, TINY)
+    sockets: list[tuple[Chunk, memoryview] | None] = [None] * 3
+    done = []
+    while frames or any(sockets):
+        number = data.draw(st.integers(0, 2))
+        open_chunk = sockets[number]
+        if open_chunk is not None:
+            each, place = open_chunk
+            place[:] = each.data
+            message = into.commit(each.msg_id, each.offset, len(each.data))
+            if message is not None:
+                done.append(message)
+            sockets[number] = None
+        elif frames:
+            each = frames.pop()
+            sockets[number] = each, into.begin(each.msg_id, each.total_len, each.offset, len(each.data))
+    assert sorted(done, key=messages.index) == messages
+
+
+def test_the_bulk_is_a_view_of_the_reassembly_buffer() -> None:
+    message = push(S)
+    inner = wire([message])
+    into = Reassembler(Role.SYNCER, S, TINY)
+    place = into.begin(0, len(inner), 0, len(inner))
+    place[:] = inner
+    got = into.commit(0, 0, len(inner))
+    assert isinstance(got, PushFragment)
+    place[-1] ^= 255
+    assert got.delta[-1] == inner[-1] ^ 255
+
+
+@pytest.mark.parametrize(("role", "message"), SIDES, ids=SIDE_IDS)
+def test_f32_bulk_is_aligned(role: Role, message: Message) -> None:
+    into = Reassembler(role, S, TINY)
+    (got,) = put_all(into, slices(message, 0, TINY))
+    for name in ("tensor", "delta"):
+        view = getattr(got, name, None)
+        if view is not None:
+            array = np.frombuffer(view, "<f4")
+            assert array.flags.aligned and array.ctypes.data % 4 == 0
+
+
+def test_an_id_may_be_used_again_after_its_message() -> None:
+    into = Reassembler(Role.SYNCER, S, TINY)
+    for number in range(3):
+        assert put_all(into, slices(push(S, 0, number), 7, TINY)) == [push(S, 0, number)]
+
+
+def test_single_bytes_at_scattered_offsets_are_fine() -> None:
+    message = push(S)
+    inner = wire([message])
+    into = Reassembler(Role.SYNCER, S)
+    order = list(range(len(inner)))
+    random.Random(1).shuffle(order)
+    results = [put(into, 0, len(inner), at, inner[at : at + 1]) for at in order]
+    assert results == [None] * (len(inner) - 1) + [message]
+
+
+# What is refused, and that a refused chunk changes nothing.
+
+PUSH = wire([push(S)])
+LIMIT = chunk_total_limit(Role.SYNCER, S)
+
+
+def refused(
+    error: type[WireError], into: Reassembler, msg_id: int, total: int, offset: int, length: int
+) -> WireError:
+    before = into.partials, into.arrived, into.announced
+    with pytest.raises(error) as caught:
+        into.begin(msg_id, total, offset, length)
+    assert (into.partials, into.arrived, into.announced) == before
+    assert (caught.value.frame, caught.value.fatal, caught.value.sends) == ("CHUNK", True, True)
+    return caught.value
+
+
+def begun() -> Reassembler:
+    """Half of a PUSH_FRAGMENT has arrived: bytes 100 to 200, and byte 300 is announced."""
+    into = Reassembler(Role.SYNCER, S, TINY)
+    put(into, 1, len(PUSH), 100, PUSH[100:200])
+    into.begin(1, len(PUSH), 300, 1)
+    return into
+
+
+@pytest.mark.rule("chunk.data.overlap")
+@pytest.mark.parametrize(
+    ("offset", "length"),
+    [
+        (100, 100),
+        (100, 1),
+        (199, 1),
+        (99, 2),
+        (199, 2),
+        (0, 861),
+        (120, 10),
+        (90, 120),
+        (300, 1),
+        (299, 2),
+        (300, 9),
+    ],
+)
+def test_any_overlap_is_refused(offset: int, length: int) -> None:
+    into = begun()
+    error = refused(ChunkOverlap, into, 1, len(PUSH), offset, length)
+    assert error.rule == "chunk.data.overlap"
+    assert error.seen == f"{offset}..{offset + length}"
+    # The rest of the message still fits.
+    put(into, 1, len(PUSH), 0, PUSH[:100])
+    put(into, 1, len(PUSH), 200, PUSH[200:300])
+    into.commit(1, 300, 1)
+    assert put(into, 1, len(PUSH), 301, PUSH[301:]) is not None
+
+
+@pytest.mark.rule("chunk.total_len.same")
+def test_another_total_is_refused() -> None:
+    error = refused(ChunkTotalChanged, begun(), 1, len(PUSH) - 1, 0, 10)
+    assert (error.limit, error.seen) == (len(PUSH), len(PUSH) - 1)
+
+
+@pytest.mark.rule("chunk.data.some")
+def test_an_empty_chunk_is_refused() -> None:
+    refused(EmptyChunk, begun(), 1, len(PUSH), 0, 0)
+    refused(EmptyChunk, begun(), 2, len(PUSH), 0, 0)
+
+
+@pytest.mark.rule("chunk.data.inside")
+@pytest.mark.parametrize("offset", [len(PUSH), len(PUSH) - 9, 2**64 - 1, 2**64 - 10, 2**63])
+def test_a_chunk_beyond_its_total_is_refused(offset: int) -> None:
+    refused(ChunkOutOfRange, begun(), 1, len(PUSH), offset, 10)
+    refused(ChunkOutOfRange, begun(), 2, len(PUSH), offset, 10)
+
+
+@pytest.mark.rule("chunk.total_len.limit")
+@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("dtype", list(Dtype))
+def test_a_total_above_the_limit_is_refused(role: Role, dtype: Dtype) -> None:
+    of = session(2000, 50, dtype=dtype)
+    limit = chunk_total_limit(role, of)
+    into = Reassembler(role, of)
+    into.begin(0, limit, 0, 1)
+    into.begin(1, limit - 1, 0, 1)
+    error = refused(ChunkTotalTooLarge, into, 2, limit + 1, 0, 1)
+    assert (error.rule, error.limit, error.seen) == ("chunk.total_len.limit", limit, limit + 1)
+    refused(ChunkTotalTooLarge, into, 2, 2**63, 0, 1)
+    refused(ChunkTotalTooLarge, into, 2, 2**64 - 1, 2**64 - 2, 1)
+
+
+@pytest.mark.rule("chunk.total_len.must")
+@pytest.mark.parametrize("role", list(Role))
+def test_a_total_that_holds_no_header_is_refused(role: Role) -> None:
+    into = Reassembler(role, S)
+    refused(BadInnerFrame, into, 0, HEADER_BYTES - 1, 0, 1)
+    into.begin(0, HEADER_BYTES, 0, 1)
+
+
+@pytest.mark.rule("chunk.msg_id.partials")
+@pytest.mark.parametrize("preset", [TINY, WIRE], ids=["tiny", "wire"])
+def test_one_message_too_many_is_refused(preset: Preset) -> None:
+    into = Reassembler(Role.SYNCER, S, preset)
+    most = preset.max_partial_messages
+    for number in range(most):
+        put(into, number, len(PUSH), 0, PUSH[:-1])
+    assert into.partials == most
+    assert into.arrived == most * (len(PUSH) - 1)
+    assert into.announced == most * len(PUSH)
+    error = refused(TooManyPartials, into, most, len(PUSH), 0, 1)
+    assert (error.limit, error.seen) == (most, most + 1)
+    # A message that ends makes room.
+    assert put(into, 3, len(PUSH), len(PUSH) - 1, PUSH[-1:]) is not None
+    assert put(into, most, len(PUSH), 0, PUSH[:-1]) is None
+    assert WIRE.max_partial_messages == MAX_PARTIAL_MESSAGES
+
+
+@pytest.mark.rule("chunk.data.ranges")
+@pytest.mark.parametrize("preset", [TINY, WIRE], ids=["tiny", "wire"])
+def test_one_range_too_many_is_refused(preset: Preset) -> None:
+    of = session(preset.max_ranges)
+    total = chunk_total_limit(Role.SYNCER, of)
+    into = Reassembler(Role.SYNCER, of, preset)
+    for number in range(preset.max_ranges):
+        into.begin(0, total, 2 * number, 1)
+    error = refused(TooManyRanges, into, 0, total, 2 * preset.max_ranges, 1)
+    assert (error.rule, error.limit, error.seen) == (
+        "chunk.data.ranges",
+        preset.max_ranges,
+        preset.max_ranges + 1,
+    )
+    # A chunk that touches a range makes none, one between two ranges makes one less.
+    into.begin(0, total, 2 * preset.max_ranges - 1, 1)
+    into.begin(0, total, 1, 1)
+    into.begin(0, total, 2 * preset.max_ranges + 5, 1)
+    refused(TooManyRanges, into, 0, total, 2 * preset.max_ranges + 10, 1)
+    assert WIRE.max_ranges == MAX_RANGES
+
+
+def inner(frame_type: int, payload: bytes, length: int | None = None, magic: int = MAGIC) -> bytes:
+    head = bytearray(header(frame_type, len(payload) if length is None else length))
+    head[:4] = magic.to_bytes(4, "little")
+    return bytes(head) + payload
+
+
+@pytest.mark.rule("chunk.data.inner")
+@pytest.mark.parametrize("early", [True, False], ids=["in the first chunk", "byte by byte"])
+@pytest.mark.parametrize(
+    ("content", "about"),
+    [
+        (inner(FrameType.HEARTBEAT, bytes(12), magic=MAGIC ^ 1), "magic"),
+        (inner(FrameType.HEARTBEAT, bytes(12), length=11), "length"),
+        (inner(FrameType.HEARTBEAT, bytes(12), length=2**64 - 1), "length"),
+        (inner(FrameType.CHUNK, PUSH[:800]), "type"),
+        (inner(FrameType.HELLO, bytes(90)), "type"),
+        (inner(FrameType.DATA_HELLO, bytes(16)), "type"),
+        (inner(FrameType.PULL_REQ, bytes(16)), "type"),
+        (inner(99, bytes(16)), "type"),
+    ],
+)
+def test_a_bad_inner_header_is_refused(content: bytes, about: str, early: bool) -> None:
+    into = Reassembler(Role.SYNCER, S)
+    if early:
+        # As soon as the header is there, and again at the end, whichever socket brings that.
+        with pytest.raises(BadInnerFrame) as caught:
+            put(into, 0, len(content), 0, content[:-1])
+        assert about in caught.value.detail
+        with pytest.raises(BadInnerFrame) as caught:
+            put(into, 0, len(content), len(content) - 1, content[-1:])
+    else:
+        for at in range(len(content) - 1):
+            assert put(into, 0, len(content), at, content[at : at + 1]) is None
+        with pytest.raises(BadInnerFrame) as caught:
+            put(into, 0, len(content), len(content) - 1, content[-1:])
+    assert about in caught.value.detail
+    assert caught.value.rule == "chunk.data.inner"
+    assert into.partials == 0
+
+
+@pytest.mark.rule("chunk.data.inner")
+def test_a_learner_takes_no_frame_of_a_learner_out_of_chunks() -> None:
+    for message in received(Role.SYNCER, S):
+        with pytest.raises(BadInnerFrame):
+            put_all(Reassembler(Role.LEARNER, session(300)), slices(message, 0))
+
+
+@pytest.mark.rule("header.len.limit")
+def test_the_limits_of_bare_frames_hold_inside_chunks() -> None:
+    of = session(100, 50, dtype=Dtype.Q4)  # INIT may have 204 bytes, a delta 180
+    too_long = inner(FrameType.PUSH_FRAGMENT, bytes(181))
+    with pytest.raises(FrameTooLarge) as caught:
+        put(Reassembler(Role.SYNCER, of), 0, len(too_long), 0, too_long)
+    assert (caught.value.limit, caught.value.seen) == (180, 181)
+
+
+@pytest.mark.rule("init_params.tensor.length")
+def test_a_complete_message_is_judged_like_a_bare_one() -> None:
+    into = Reassembler(Role.SYNCER, S)
+    with pytest.raises(BadLength):
+        put(into, 0, 13 + 8, 0, inner(FrameType.INIT_PARAMS, bytes(8)))
+    with pytest.raises(BadFragment):
+        put(into, 0, 13 + 8, 0, inner(FrameType.INIT_PARAMS, bytes([2, 0, 0, 0]) + bytes(4)))
+    assert into.partials == 0
+
+
+def test_a_commit_without_a_begin_is_an_error_of_the_caller() -> None:
+    with pytest.raises(BadArgument):
+        Reassembler(Role.SYNCER, S).commit(0, 0, 1)
+
+
+def test_clear_forgets_everything() -> None:
+    into = begun()
+    into.clear()
+    assert (into.partials, into.arrived, into.announced) == (0, 0, 0)
+    assert put(into, 1, len(PUSH), 0, PUSH) is not None
+
+
+@pytest.mark.rule("chunk.total_len.limit")
+def test_a_message_that_no_memory_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def empty(size: int, dtype: type) -> None:
+        raise MemoryError
+
+    into = Reassembler(Role.SYNCER, S)
+    monkeypatch.setattr(chunks.np, "empty", empty)
+    assert "no memory" in refused(ChunkTotalTooLarge, into, 0, len(PUSH), 0, 1).detail
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the resident size from /proc")
+def test_memory_is_committed_as_bytes_arrive() -> None:
+    of = session(1 << 28)  # 1 GiB
+    into = Reassembler(Role.SYNCER, of)
+    total = chunk_total_limit(Role.SYNCER, of)
+    before = resident()
+    for offset in (0, 1 << 29, total - 1):
+        put(into, 0, total, offset, b"x")
+    # A page, which may be a huge one, for each byte; far from the gigabyte announced.
+    assert resident() - before < 16 << 20
+    assert (into.announced, into.arrived) == (total, 3)
+
+
+def test_a_bad_envelope_allocates_nothing() -> None:
+    into = Reassembler(Role.SYNCER, session(1 << 28))
+    tracemalloc.start()
+    try:
+        for total, offset, length in ((2**63, 0, 1), (1 << 30, 2**63, 1), (1 << 30, 0, 0), (12, 0, 1)):
+            with pytest.raises(WireError):
+                into.begin(0, total, offset, length)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_bulk_in_q4_sessions_is_what_the_dtype_says() -> None:
+    of = session(300, dtype=Dtype.Q4)
+    into = Reassembler(Role.LEARNER, of, TINY)
+    assert put_all(into, slices(bcast(of), 0, TINY)) == [bcast(of)]
+    assert len(bulk(of.bulk_bytes(0))) == 600

@@ -1,0 +1,124 @@
+"""The values of a learner, fragment by fragment: the user's parameters and the anchors beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from yeto_proto import dtypes
+from yeto_proto._generated.errors import NonFinite
+from yeto_proto._generated.messages import Buffer
+from yeto_proto._generated.types import Dtype
+from yeto_proto.layout import Layout
+
+from .core.modes import InstallMode
+from .core.records import BcastFragment, FinalFragment
+from .core.values import F32, Anchor, Span, blocks, install, overwrite, write_delta
+from .errors import NonFiniteParameterError
+from .parameters import Parameters
+from .record import SavedAnchor
+
+__all__ = ["FragmentValues"]
+
+
+class FragmentValues:
+    """Reads and writes whole fragments.
+
+    wire_dtype: of broadcasts and INIT, f32 or bf16.  anchor_dtype: how anchors are kept.  alpha: the share of
+    the local value that a broadcast leaves.
+    """
+
+    def __init__(
+        self, parameters: Parameters, layout: Layout, wire_dtype: Dtype, anchor_dtype: Dtype, alpha: float
+    ) -> None:
+        self.parameters = parameters
+        self._wire_dtype, self._anchor_dtype, self._alpha = wire_dtype, anchor_dtype, alpha
+        self._numels = [fragment.numel for fragment in layout.fragments]
+        self._spans: list[list[Span]] = []
+        self._anchors: dict[int, Anchor] = {}
+        for fragment in layout.fragments:
+            spans, first = [], 0
+            for tensor in fragment.tensors:
+                spans.append(Span(tensor.name, first, tensor.numel))
+                first += tensor.numel
+            self._spans.append(spans)
+
+    @property
+    def num_fragments(self) -> int:
+        return len(self._spans)
+
+    def numel(self, fragment_id: int) -> int:
+        return self._numels[fragment_id]
+
+    def install(self, update: BcastFragment, mode: InstallMode) -> None:
+        """Install a broadcast: the local values by `mode`, and its raw values as the anchor."""
+        number = update.fragment_id
+        anchor = self._anchors.get(number)
+        if anchor is None:
+            anchor = self._anchors[number] = Anchor(self._numels[number], self._anchor_dtype)
+        install(
+            mode, self._spans[number], self.parameters, anchor, update.data, self._wire_dtype, self._alpha
+        )
+
+    def write_delta(self, fragment_id: int, out: F32) -> None:
+        """out = local - anchor.  Raises NonFiniteParameterError that names the tensor."""
+        name = write_delta(self._spans[fragment_id], self.parameters, self._anchors[fragment_id], out)
+        if name is not None:
+            raise NonFiniteParameterError(name, "its progress since the last broadcast")
+
+    def init_parts(self, fragment_id: int) -> Iterator[Buffer]:
+        """The initial values of a fragment in wire bytes, a block at a time.
+
+        Raises NonFiniteParameterError for a value that is not finite, or that overflows in bf16.
+        """
+        for name, start, _, count in blocks(self._spans[fragment_id]):
+            part = dtypes.encode(self._wire_dtype, self.parameters.read(name, start, start + count))
+            try:
+                dtypes.check_finite(self._wire_dtype, part)
+            except NonFinite as error:
+                raise NonFiniteParameterError(
+                    name, f"a value sent as {self._wire_dtype.name.lower()}"
+                ) from error
+            # The queue may still hold the part when the parameters change again, so views of them must not
+            # leave.
+            yield bytes(part) if self._wire_dtype is Dtype.F32 else part
+
+    def check_finite(self) -> None:
+        """Raise NonFiniteParameterError if a value cannot be sent as the initial one."""
+        for number in range(self.num_fragments):
+            for name, start, _, count in blocks(self._spans[number]):
+                if not np.isfinite(self.parameters.read(name, start, start + count)).all():
+                    raise NonFiniteParameterError(name, "its initial value")
+
+    def overwrite(self, finals: Sequence[FinalFragment]) -> None:
+        """Write the final cut, f32, over the local values, without blending."""
+        for final in finals:
+            overwrite(self._spans[final.fragment_id], self.parameters, final.data)
+
+    # -- anchors of a resume record
+
+    @property
+    def anchored(self) -> set[int]:
+        """The fragments that have an anchor."""
+        return set(self._anchors)
+
+    def save_anchors(self) -> dict[int, SavedAnchor]:
+        """Copies of all anchors."""
+        return {
+            number: SavedAnchor(anchor.dtype, np.frombuffer(anchor.stored(), np.uint8).copy())
+            for number, anchor in self._anchors.items()
+        }
+
+    def restore_anchors(self, anchors: Mapping[int, SavedAnchor]) -> None:
+        """Take the anchors of a resume record.  Raises ValueError for one of another size."""
+        for number, saved in anchors.items():
+            anchor = Anchor(self._numels[number], self._anchor_dtype)
+            if dtypes.encoded_bytes(saved.dtype, anchor.numel) != saved.data.nbytes:
+                raise ValueError(f"the resume record's anchor of fragment {number} has the wrong size")
+            for start in range(0, anchor.numel, 1 << 18):
+                count = min(1 << 18, anchor.numel - start)
+                width = dtypes.encoded_bytes(saved.dtype, 1)
+                part = saved.data[start * width : (start + count) * width]
+                anchor.load(start, count, saved.dtype, part.data)
+            self._anchors[number] = anchor

@@ -1,0 +1,409 @@
+"""`Learner`: Decoupled DiLoCo in a training loop, three lines of it.
+
+with Learner(parameters, "host:29400", learner_id=0) as learner:
+    while not learner.done:
+        train_one_step(parameters)
+        learner.step(tokens=n)
+    learner.finish()
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from enum import Enum
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy.typing as npt
+
+from yeto_proto._generated.errors import WrongState
+from yeto_proto._generated.types import Dtype
+from yeto_proto.layout import Layout, Pattern, build_layout
+
+from .arguments import parse_contract, parse_dtype, parse_hash, require
+from .channel import Address
+from .client import DEFAULT_RECEIVE_BUDGET, SyncerClient
+from .core.boundary import Boundary
+from .core.modes import InstallMode
+from .core.records import BcastFragment
+from .errors import NonFiniteParameterError
+from .exporter import DeltaBuffers, Exporter
+from .fragments import FragmentValues
+from .heartbeat import HeartbeatThread
+from .initial_cut import InitialCut
+from .logs import show_log_lines
+from .parameters import ArrayParameters, Parameters
+from .record import ResumeRecord, read_record, write_record
+
+__all__ = ["Learner"]
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_GRACE = 30.0  # seconds that a syncer which went away after the acknowledgement may need to come back
+
+
+class Learner:
+    """One learner of a run.  Made for one thread, the training loop; its own threads never touch the
+    parameters.
+
+    parameters: mapping of name to writable float numpy array, updated in place.  address: "host:port".
+    learner_id: 0 to M-1, each used by one process; learner 0 sends the initial values.  num_fragments,
+    pattern ("binpack", "strided"), matrix_merge ("rda", "iso"), avg_name_regex: the layout, the same on every
+    learner.  dtype: "f32", "bf16" or "q4" on the wire.  num_streams: data sockets.  merge_alpha: share of the
+    local value that a broadcast leaves, 0 to 1.  session_contract: 32 bytes or a string, fresh for each
+    experiment.  resume: a `ResumeRecord` or the path of one.  hmac_key, tls (an ssl.SSLContext): how this
+    learner proves itself.  syncer_profile: 32 bytes or hex that the syncer's configuration must have.
+    min_local_steps: a pull is answered after that many steps since the last broadcast (H).  reuse_anchor:
+    answer several rounds from one broadcast (asynchronous carry).  anchor_dtype: "bf16" halves the anchors'
+    memory in bf16 and q4 sessions, losing nothing.  heartbeat_s: 0 for none; with heartbeat_stall_s the
+    heartbeat stops when no step is done for so long.  initial_cut_timeout_s: bound of the wait for the first
+    broadcasts, 0 for no wait.  init_probe_s: how long a resumed learner 0 waits for the syncer's state before
+    it sends its own.  finalization_timeout_s: bound of `finish`.  accept_rewound_catch_up: follow a syncer
+    that restarted from an older checkpoint.  connect_timeout_s: bound of the first connection.
+    max_reconnects: None for no limit.  receive_budget: bytes of broadcasts that may wait for a step before
+    reading pauses.
+
+    Raises ValueError for what cannot be used.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, npt.NDArray[Any]] | Parameters,
+        address: str | Address,
+        *,
+        learner_id: int = 0,
+        num_fragments: int = 4,
+        dtype: Dtype | str = "bf16",
+        num_streams: int = 4,
+        merge_alpha: float = 0.5,
+        session_contract: bytes | str | None = None,
+        resume: ResumeRecord | str | os.PathLike[str] | None = None,
+        hmac_key: bytes | str | None = None,
+        tls: ssl.SSLContext | None = None,
+        syncer_profile: bytes | str | None = None,
+        pattern: Pattern = "binpack",
+        matrix_merge: Literal["rda", "iso"] = "rda",
+        avg_name_regex: str | None = None,
+        min_local_steps: int = 1,
+        reuse_anchor: bool = False,
+        anchor_dtype: Dtype | str = "f32",
+        heartbeat_s: float = 30.0,
+        heartbeat_stall_s: float = 0.0,
+        initial_cut_timeout_s: float = 3600.0,
+        init_probe_s: float = 1800.0,
+        finalization_timeout_s: float = 900.0,
+        accept_rewound_catch_up: bool = True,
+        connect_timeout_s: float = 900.0,
+        max_reconnects: int | None = None,
+        receive_budget: int = DEFAULT_RECEIVE_BUDGET,
+    ) -> None:
+        require(0.0 <= merge_alpha <= 1.0, f"merge_alpha must be 0 to 1, not {merge_alpha}")
+        require(min_local_steps >= 1, f"min_local_steps must be at least 1, not {min_local_steps}")
+        self._parameters: Parameters
+        self._parameters = ArrayParameters(parameters) if isinstance(parameters, Mapping) else parameters
+        self.layout: Layout = build_layout(
+            self._parameters.shapes(),
+            num_fragments,
+            pattern,
+            matrix_merge=matrix_merge,
+            avg_name_regex=avg_name_regex,
+        )
+        contract = parse_contract(session_contract)
+        self.client = SyncerClient(
+            address,
+            learner_id,
+            self.layout,
+            dtype,
+            num_streams,
+            connect_timeout_s,
+            max_reconnects,
+            finalization_timeout_s,
+            contract,
+            parse_hash(syncer_profile, "syncer_profile"),
+            hmac_key,
+            tls=tls,
+            accept_rewound_catch_up=accept_rewound_catch_up,
+            receive_budget=receive_budget,
+        )
+        session = self.client.session
+        self._wire_dtype = Dtype.F32 if session.dtype is Dtype.F32 else Dtype.BF16  # of broadcasts
+        self._anchor_dtype = parse_dtype(anchor_dtype)
+        require(
+            self._anchor_dtype is Dtype.F32 or self._wire_dtype is self._anchor_dtype is Dtype.BF16,
+            f"anchor_dtype {anchor_dtype!r} would lose bits; use f32, or bf16 in a bf16 or q4 session",
+        )
+        self._values = FragmentValues(
+            self._parameters, self.layout, self._wire_dtype, self._anchor_dtype, merge_alpha
+        )
+        self._finalization_timeout = finalization_timeout_s
+        self._boundary = Boundary(self.layout.num_fragments, min_local_steps, reuse_anchor)
+        self._buffers = DeltaBuffers(session.max_numel)
+        self._exporter = Exporter(self.client, self._buffers)
+        self._heartbeat = HeartbeatThread(self.client, heartbeat_s, heartbeat_stall_s)
+        self._modes: Counter[InstallMode] = Counter()
+        self._state = _State.NEW
+        resumed = resume is not None and self._restore(
+            resume if isinstance(resume, ResumeRecord) else read_record(resume)
+        )
+        self._cut = InitialCut(
+            self.client,
+            self._boundary,
+            self._values,
+            self._install,
+            timeout=initial_cut_timeout_s,
+            probe=init_probe_s if resumed else None,
+        )
+        self._resumed = resumed
+        self._default_contract = contract is None
+
+    # -- life
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self._state is _State.OPEN:
+            log.warning("the learner is closed without finish(): its parameters are not the final ones")
+        self.close()
+
+    def open(self) -> None:
+        """Connect, send the initial values if this is learner 0, and install the first broadcast of each
+        fragment.
+
+        Raises ConnectionError when the syncer cannot be reached, NonFiniteParameterError, TimeoutError when
+        the first broadcasts do not come, SessionRejectedError or RuntimeError when the syncer refuses;
+        nothing is left open then.
+        """
+        if self._state is not _State.NEW:
+            raise WrongState(detail="a learner is opened once; make a new one")
+        show_log_lines()
+        if self._default_contract:
+            log.warning(
+                "no session_contract was given: every run of this layout shares one contract, so the "
+                "syncer or the checkpoint of an earlier run would be taken for this one; give each "
+                "experiment its own"
+            )
+        self._parameters.check()
+        if self.client.learner_id == 0:
+            self._values.check_finite()
+        self._state = _State.OPEN
+        try:
+            self.client.start()
+            self._exporter.start()
+            self._heartbeat.start()
+            self._cut.run()
+        except BaseException:
+            self.close()
+            raise
+        if self._resumed:
+            counts = ", ".join(f"{mode.value} {count}" for mode, count in self._modes.items())
+            log.warning(
+                "resumed at local step %d; fragments by install mode: %s", self.local_step, counts or "none"
+            )
+
+    def close(self) -> None:
+        """Give back sockets and threads; the parameters stay as they are.  May be called again."""
+        if self._state is not _State.FINISHED:
+            self._state = _State.CLOSED
+        self._heartbeat.close()
+        self.client.close()
+        self._exporter.close()
+
+    # -- the training loop
+
+    def step(self, tokens: int = 0) -> bool:
+        """The boundary after one optimizer step on `tokens` units of data; True once the run is over.
+
+        Installs the broadcasts that arrived, then answers the pulls that can be answered; never waits for the
+        network. Raises ValueError for parameters that no longer fit, NonFiniteParameterError, and what
+        `check_health` raises.
+        """
+        self._require_open()
+        require(tokens >= 0, f"tokens must be 0 or more, not {tokens}")
+        self._parameters.check()
+        boundary, client = self._boundary, self.client
+        boundary.count_step(int(tokens))
+        self._heartbeat.progressed(boundary.steps)
+        client.check_health()
+        self._exporter.check()
+        for answer, generation in self._exporter.settled():
+            boundary.settled(answer, generation)
+        if self.done:
+            return True
+        while (update := client.next_update()) is not None:
+            self._install(update)
+        boundary.add_pulls(client.drain_pulls())
+        if client.connected:
+            boundary.release_replaced(client.connection_generation)
+            self._answer_pulls()
+        return self.done
+
+    def _install(self, update: BcastFragment) -> None:
+        mode = self._boundary.mode_of(update, anchor_saved=update.fragment_id in self._values.anchored)
+        self._values.install(update, mode)
+        self._boundary.installed(update, mode)
+        self._modes[mode] += 1
+
+    def _answer_pulls(self) -> None:
+        for pull in list(self._boundary.pending):
+            answer = self._boundary.answer(pull)
+            if answer is None:
+                continue
+            delta = self._buffers.take(self._values.numel(pull.fragment_id))
+            if delta is None:
+                continue  # the sender is behind: the pull waits for the next boundary
+            try:
+                self._values.write_delta(pull.fragment_id, delta)
+            except NonFiniteParameterError:
+                self._buffers.give(delta)
+                raise
+            self._boundary.handed_out(answer)
+            self._exporter.submit(answer, delta)
+
+    @property
+    def done(self) -> bool:
+        """True once the syncer has announced the final cut, or the learner is finished."""
+        return (
+            self._state is _State.FINISHED or self.client.finalizing.is_set() or self.client.shutdown.is_set()
+        )
+
+    def finish(self, timeout: float | None = None) -> None:
+        """Wait for the f32 final cut, write it over the parameters, acknowledge it, and wait for SHUTDOWN.
+
+        timeout: seconds for all of it, by default `finalization_timeout_s`.  Raises TimeoutError; if the cut
+        was not complete by then, the parameters are untouched.  Also raises what `check_health` raises.
+        """
+        if self._state is _State.FINISHED:
+            return
+        self._require_open()
+        limit = self._finalization_timeout if timeout is None else timeout
+        deadline = time.monotonic() + limit
+        client = self.client
+        client.discard_updates()
+        manifest, finals = client.wait_for_final_fragments(limit)
+        self._parameters.check()
+        self._values.overwrite(finals)
+        self._boundary.finalized(manifest)
+        client.acknowledge_finalization(manifest, max(0.0, deadline - time.monotonic()))
+        self._wait_for_shutdown(deadline)
+        self._state = _State.FINISHED
+
+    def _wait_for_shutdown(self, deadline: float) -> None:
+        client = self.client
+        lost_since: float | None = None
+        while not client.shutdown.is_set():
+            now = time.monotonic()
+            lost_since = None if client.connected else (lost_since or now)
+            if lost_since is not None and now >= lost_since + SHUTDOWN_GRACE:
+                log.warning(
+                    "the syncer went away before SHUTDOWN; the final cut is installed and acknowledged"
+                )
+                return
+            if now >= deadline:
+                raise TimeoutError(
+                    "the final cut is installed and acknowledged, but no SHUTDOWN came; "
+                    "another learner may be missing"
+                )
+            until = deadline if lost_since is None else min(deadline, lost_since + SHUTDOWN_GRACE)
+            connected = client.connected
+            client.wait_for(self._shutdown_or(not connected), until - now)
+
+    def _shutdown_or(self, connected: bool) -> Callable[[], bool]:
+        return lambda: self.client.shutdown.is_set() or self.client.connected == connected
+
+    def _require_open(self) -> None:
+        if self._state is not _State.OPEN:
+            raise WrongState(detail=f"the learner is {self._state.value}; use it inside its with block")
+
+    # -- resume
+
+    def save_state(self, path: str | os.PathLike[str] | None = None, *, anchors: bool = True) -> ResumeRecord:
+        """The resume record of this step boundary, also written to `path` if given.
+
+        Save it together with the parameters, which it belongs to.  With `anchors` (4 bytes a parameter, 2
+        with bf16 anchors) local progress also survives a syncer that went on meanwhile.  Raises OSError.
+        """
+        record = ResumeRecord(
+            self._boundary.steps,
+            self._boundary.tokens,
+            self._boundary.global_step,
+            tuple(self._boundary.record()),
+            self.client.session.fingerprint,
+            self._values.save_anchors() if anchors else {},
+        )
+        if path is not None:
+            write_record(path, record)
+        return record
+
+    def _restore(self, record: ResumeRecord) -> bool:
+        fingerprint = self.client.session.fingerprint
+        if (
+            record.fingerprint not in (None, fingerprint)
+            or len(record.fragments) != self.layout.num_fragments
+        ):
+            log.warning(
+                "the resume record is of another layout; this learner starts from the syncer's values"
+            )
+            return False
+        self._boundary.restore(record.steps, record.tokens, record.global_step, record.fragments)
+        self._values.restore_anchors(record.anchors)
+        return True
+
+    # -- for logs and reports
+
+    @property
+    def versions(self) -> list[int | None]:
+        """The version that each fragment's anchor has; None before its first broadcast."""
+        return [state.version for state in self._boundary.fragments]
+
+    @property
+    def global_step(self) -> int:
+        """The newest global step seen."""
+        return self._boundary.global_step
+
+    @property
+    def local_step(self) -> int:
+        """Local steps in all, those before a resume included."""
+        return self._boundary.steps
+
+    @property
+    def rounds_answered(self) -> int:
+        """Pushes that were handed to the network completely."""
+        return self._boundary.rounds_answered
+
+    @property
+    def pending_pulls(self) -> int:
+        """Pulls that wait for an anchor, for local steps, or for the sender."""
+        return len(self._boundary.pending)
+
+    @property
+    def bytes_sent(self) -> int:
+        return self.client.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        return self.client.bytes_received
+
+    @property
+    def generation(self) -> int:
+        """The current connection generation, a random number; 0 before the first connection."""
+        return self.client.connection_generation
+
+    @property
+    def connected(self) -> bool:
+        return self.client.connected
+
+
+class _State(Enum):
+    NEW = "not open yet"
+    OPEN = "open"
+    FINISHED = "finished"
+    CLOSED = "closed"

@@ -1,0 +1,106 @@
+"""The resume record: what a learner must save beside its own checkpoint to come back without losing local
+progress.
+
+A record is one `.npz` file: `meta`, the UTF-8 bytes of a JSON object, and with saved anchors one array
+`anchor_<f>` of each fragment's anchor bytes.  It belongs to the model checkpoint of the same step boundary.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from yeto_proto._generated.types import Dtype
+
+from .core.boundary import RecordedFragment
+
+__all__ = ["ResumeRecord", "SavedAnchor", "read_record", "write_record"]
+
+RECORD_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedAnchor:
+    """The raw bytes of one anchor, in the dtype it was kept in (f32 or bf16)."""
+
+    dtype: Dtype
+    data: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRecord:
+    """Counters, versions and, if saved, anchors of a learner at a step boundary.
+
+    `fingerprint` is that of the layout, None in a record that does not say; `fragments` has None for a
+    fragment that had no anchor yet.
+    """
+
+    steps: int
+    tokens: int
+    global_step: int
+    fragments: tuple[RecordedFragment | None, ...]
+    fingerprint: bytes | None
+    anchors: dict[int, SavedAnchor] = field(default_factory=dict)
+
+
+def write_record(path: str | os.PathLike[str], record: ResumeRecord) -> None:
+    """Write a record so that the file is either the old or the new one as a whole.  Raises OSError."""
+    target = Path(path)
+    temporary = target.with_name(target.name + ".tmp")
+    meta = {
+        "record_version": RECORD_VERSION,
+        "steps": record.steps,
+        "tokens": record.tokens,
+        "global_step": record.global_step,
+        "fingerprint": None if record.fingerprint is None else record.fingerprint.hex(),
+        "fragments": [None if each is None else asdict(each) for each in record.fragments],
+        "anchor_dtypes": {number: anchor.dtype.name for number, anchor in record.anchors.items()},
+    }
+    arrays = {f"anchor_{number}": anchor.data for number, anchor in record.anchors.items()}
+    with temporary.open("wb") as file:
+        np.savez(file, allow_pickle=False, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8), **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(target)
+    directory = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def read_record(path: str | os.PathLike[str]) -> ResumeRecord:
+    """Read a record.  Raises OSError when the file cannot be read and ValueError when it is not a record."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            meta = json.loads(bytes(file["meta"]).decode())
+            if meta["record_version"] != RECORD_VERSION:
+                raise ValueError(
+                    f"record version {meta['record_version']}, this program reads {RECORD_VERSION}"
+                )
+            return ResumeRecord(
+                meta["steps"],
+                meta["tokens"],
+                meta["global_step"],
+                tuple(_fragments(meta["fragments"])),
+                None if meta["fingerprint"] is None else bytes.fromhex(meta["fingerprint"]),
+                {
+                    int(number): SavedAnchor(Dtype[dtype], file[f"anchor_{number}"])
+                    for number, dtype in meta["anchor_dtypes"].items()
+                },
+            )
+    except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{os.fspath(path)} is not a resume record: {error}") from error
+
+
+def _fragments(entries: Iterable[dict[str, Any] | None]) -> Iterator[RecordedFragment | None]:
+    for entry in entries:
+        yield None if entry is None else RecordedFragment(**entry)

@@ -1,0 +1,316 @@
+"""The phases of a run, from the first learner to the exit, and what leads from one to the next.
+
+`Run` holds what exists only in some phases: model, scheduler, finalization, cutoff. Sockets and frames are the
+coordinator's business, so that this module reads as the story of a run.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from yeto_proto._generated.types import IsoBackend
+from yeto_proto.files import Snapshot
+from yeto_proto.session import Session
+from yeto_syncer.core.budget import Cutoff
+from yeto_syncer.core.checkpoints import Checkpoints
+from yeto_syncer.core.commits import Commits
+from yeto_syncer.core.config import Config
+from yeto_syncer.core.effects import (
+    Deliver,
+    Exit,
+    RemoveMarker,
+    SaveKind,
+    WriteFinalState,
+    WriteMarker,
+)
+from yeto_syncer.core.facts import ServerFacts
+from yeto_syncer.core.failure import RunError
+from yeto_syncer.core.finalize import Finalization, FinalizationState
+from yeto_syncer.core.jobs import Link
+from yeto_syncer.core.ledger import Ledger
+from yeto_syncer.core.model import Model, versions
+from yeto_syncer.core.outbox import Outbox
+from yeto_syncer.core.registry import Group, Registry
+from yeto_syncer.core.scheduler import Scheduler
+from yeto_syncer.core.stop import StopRequest
+from yeto_syncer.core.tokens import Tokens
+
+
+class Phase(Enum):
+    """Where the run stands. Each phase leads to the next one; every phase may lead to DONE."""
+
+    WAITING = "waiting"  # for the learners and for INIT
+    PREPARING = "preparing"  # the checkpoint before the first round is being written
+    TRAINING = "training"
+    TERMINAL = "terminal"  # the terminal checkpoint is being written
+    FINALIZING = "finalizing"
+    CUTOFF = "cutoff"  # a learner has used its budget; the others are waited for
+    STOPPING = "stopping"  # the checkpoint of a graceful stop is being written
+    DONE = "done"
+
+
+class Run:
+    """One run. Methods take events that matter to its course; `advance` does what has become due."""
+
+    def __init__(
+        self,
+        config: Config,
+        facts: ServerFacts,
+        registry: Registry,
+        outbox: Outbox,
+        resumed: Snapshot | None,
+    ) -> None:
+        self._config = config
+        self._facts = facts
+        self._registry = registry
+        self._outbox = outbox
+        self._resumed = resumed
+        self._was_resumed = resumed is not None
+        self._ledger = Ledger(resumed.ledger if resumed is not None else None)
+        self._checkpoints = Checkpoints(config, outbox, self._snapshot)
+        self._tokens = Tokens()
+        self._stop = StopRequest(config)
+        self._marked = False
+        self.phase = Phase.WAITING
+        self.model: Model | None = None
+        self.scheduler: Scheduler | None = None
+        self.finalization: Finalization | None = None
+        self.cutoff: Cutoff | None = None
+
+    @property
+    def leased(self) -> bool:
+        """True while the island lease applies. Afterwards learners have other deadlines."""
+        return self.finalization is None and self.cutoff is None
+
+    # -- events ----------------------------------------------------------------------------------------------
+
+    def open(self, session: Session) -> None:
+        """The first HELLO was admitted: its layout makes the model, in which a checkpoint is all there."""
+        self.model = Model(session, self._resumed)
+        # Its arrays belong to the model from here on; a second reference would keep the old ones alive.
+        self._resumed = None
+
+    def entered(self, now: float, group: Group) -> None:
+        """A new generation: what it is sent depends on the phase."""
+        if self.cutoff is not None:
+            self.cutoff.progress(now, group.link.learner_id, None)
+        elif self.phase is Phase.TRAINING:
+            self._send_cut([group])
+        elif self.finalization is not None:
+            self.finalization.entered(group)
+
+    def left(self, link: Link) -> None:
+        """A generation ended."""
+        if self.scheduler is not None:
+            self.scheduler.gone(link)
+        if self.finalization is not None:
+            self.finalization.gone(link)
+
+    def delivered(self, now: float, group: Group, token: int) -> None:
+        """A delivery to this group has left."""
+        if self.finalization is not None:
+            self.finalization.delivered(now, group.link, token)
+        elif group.token == token:
+            self._registry.mark_ready(group)
+            if self.scheduler is not None and self._registry.is_current(group):
+                self.scheduler.ready(now, group)
+
+    def saved(self, now: float, kind: SaveKind, step: int) -> None:
+        """A checkpoint is durable. The run goes on if it waited for this one."""
+        self._outbox.log("info", "checkpoint written", kind=kind.value, step=step)
+        match self._checkpoints.saved(kind):
+            case SaveKind.VERSION_ZERO | SaveKind.ON_START if self.phase is Phase.PREPARING:
+                self._begin_training()
+            case SaveKind.PER_ROUND if self.scheduler is not None:
+                self.scheduler.publish(now)
+            case SaveKind.TERMINAL:
+                self._finalize(now)
+            case SaveKind.CUTOFF:
+                self._outbox.log("info", "learner-budget cutoff checkpoint written", step=step)
+                self.end(0, f"learner-budget cutoff complete at step {step}")
+            case SaveKind.STOP:
+                self.end(0, f"stopped at step {step}")
+            case _:
+                pass
+
+    def save_failed(self, kind: SaveKind, step: int, reason: str) -> None:
+        self._checkpoints.failed(kind, step, reason)
+
+    def stop(self, now: float, signal: int) -> None:
+        """SIGINT or SIGTERM (D22)."""
+        if self._stop.signal(now):
+            self.end(128 + signal, "second signal: no checkpoint was written")
+        elif self.phase is Phase.WAITING or self.phase is Phase.PREPARING:
+            self.end(0, "stopped before training")
+        else:
+            self._outbox.log("warning", "stopping after the rounds in flight", phase=self.phase.value)
+
+    def budget_done(self, now: float, group: Group) -> None:
+        """A right report. The first one closes ordinary issuance and drops all rounds whole."""
+        link = group.link
+        if not self._registry.is_current(group) or self._registry.is_observer(link.learner_id):
+            self._outbox.log("warning", "budget report dropped", learner=link.learner_id)
+            return
+        if self.cutoff is None:
+            if self.phase not in (Phase.WAITING, Phase.PREPARING, Phase.TRAINING):
+                return
+            started = self.phase is Phase.TRAINING
+            self.cutoff = Cutoff(self._config, self._outbox, now, initialized=started)
+            self.phase = Phase.CUTOFF
+            if self.scheduler is not None:
+                self.scheduler.cancel()
+        self.cutoff.report(link)
+
+    def end(self, code: int, message: str) -> None:
+        """The last effect."""
+        if code != 0 and self._marked:
+            # A timeout or an error leaves an unmarked checkpoint (D21).
+            self._outbox.emit(RemoveMarker())
+        self.phase = Phase.DONE
+        self._outbox.emit(Exit(code, message))
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def advance(self, now: float) -> None:
+        """Do what is due in this phase; may lead through several."""
+        if self.phase is Phase.WAITING:
+            self._try_begin(now)
+        if self.phase is Phase.TRAINING:
+            self._train(now)
+        if self.phase is Phase.CUTOFF:
+            self._cut_off(now)
+        if self.phase is Phase.FINALIZING and self.finalization is not None:
+            self.finalization.advance(now)
+            if self.finalization.state is FinalizationState.COMPLETE:
+                self.end(0, f"training complete at step {self.finalization.global_step}")
+
+    def next_deadline(self, now: float) -> float | None:
+        """When `advance` has to be called at the latest, if no event comes."""
+        if self.phase is Phase.FINALIZING and self.finalization is not None:
+            return self.finalization.deadline
+        if self.phase is Phase.CUTOFF and self.cutoff is not None:
+            return self.cutoff.next_deadline(self._draining)
+        if self.phase is not Phase.TRAINING or self.scheduler is None:
+            return None
+        due = self.scheduler.next_deadline()
+        # Once it is over nothing gathers any more; the last merge ends by its own event.
+        stop = None if self._stop.overdue(now) else self._stop.deadline
+        if due is None or (stop is not None and stop < due):
+            return stop
+        return due
+
+    @property
+    def _draining(self) -> bool:
+        return self.scheduler is not None and self.scheduler.draining
+
+    # -- from phase to phase ---------------------------------------------------------------------------------
+
+    def _try_begin(self, now: float) -> None:
+        """Training starts when every fragment has parameters and enough learners are connected (D17)."""
+        model = self.model
+        if (
+            model is None
+            or not model.complete
+            or self._registry.connected_participants() < self._config.start_learners
+        ):
+            return
+        if model.global_step >= self._config.total_steps:
+            self._save_terminal(now)
+            return
+        self.phase = Phase.PREPARING
+        if self._config.checkpoint_path is not None:
+            self._outbox.emit(RemoveMarker())
+        self._checkpoints.on_start(resumed=self._was_resumed)
+        if not self._checkpoints.holding:
+            self._begin_training()
+
+    def _begin_training(self) -> None:
+        assert self.model is not None
+        config, registry, model = self._config, self._registry, self.model
+        checkpoints, outbox = self._checkpoints, self._outbox
+        self.phase = Phase.TRAINING
+        commits = Commits(config, registry, model, self._ledger, checkpoints, outbox)
+        self.scheduler = Scheduler(config, self._facts, registry, model, commits, checkpoints, outbox)
+        outbox.log("info", "training starts", step=model.global_step)
+        self._send_cut(list(registry.current_groups()))
+
+    def _send_cut(self, groups: list[Group]) -> None:
+        """Every fragment at its current version: the initial cut, or the catch-up of a new generation."""
+        if not groups:
+            return
+        assert self.model is not None
+        cut = self.model.cut()
+        token = self._tokens.next()
+        for group in groups:
+            self._registry.mark_catching_up(group, token, versions(cut))
+        self._outbox.emit(Deliver(tuple(group.link for group in groups), cut, token=token))
+
+    def _train(self, now: float) -> None:
+        scheduler, model = self.scheduler, self.model
+        assert scheduler is not None and model is not None
+        if self._stop.requested:
+            scheduler.stop_launching()
+            if self._stop.overdue(now):
+                scheduler.drop_open()
+            else:
+                scheduler.drop_hopeless()
+        scheduler.advance(now)
+        if not scheduler.idle or self._checkpoints.holding:
+            return
+        if self._stop.requested:
+            self._save_stop(model.global_step)
+        elif model.global_step >= self._config.total_steps:
+            self._save_terminal(now)
+
+    def _cut_off(self, now: float) -> None:
+        """Wait for the other learners' reports and for the merge that was running, then save and end."""
+        cutoff, model = self.cutoff, self.model
+        assert cutoff is not None and model is not None
+        cutoff.check(now, self._draining)
+        if self._draining or self._checkpoints.holding:
+            return
+        if self._stop.requested and model.complete:
+            self._save_stop(model.global_step)
+        elif cutoff.complete:
+            if not model.complete:
+                raise RunError("the budget is used up before the run was initialized; INIT; start again")
+            self.phase = Phase.STOPPING
+            self._checkpoints.save(SaveKind.CUTOFF)
+
+    def _save_stop(self, step: int) -> None:
+        if self._config.checkpoint_path is None:
+            self._outbox.log("warning", "no --checkpoint-path: the state of this run is lost", step=step)
+            self.end(0, f"stopped at step {step}")
+            return
+        self.phase = Phase.STOPPING
+        self._checkpoints.save(SaveKind.STOP)
+
+    def _save_terminal(self, now: float) -> None:
+        """All steps are committed and nothing is in flight: the one checkpoint of the last step (D20)."""
+        if self._config.learner_budget_steps is not None:
+            raise RunError(
+                f"all {self._config.total_steps} steps are done and no learner has reported its budget; "
+                "--total-steps; raise it above what the budget needs"
+            )
+        self.phase = Phase.TERMINAL
+        if self._config.checkpoint_path is None:
+            self._finalize(now)
+        else:
+            self._checkpoints.save(SaveKind.TERMINAL)
+
+    def _finalize(self, now: float) -> None:
+        assert self.model is not None
+        self.phase = Phase.FINALIZING
+        if self._config.mark_final_checkpoint:
+            self._marked = True
+            self._outbox.emit(WriteMarker(self.model.global_step))
+        if self._config.final_state is not None:
+            self._outbox.emit(WriteFinalState(self.model.final_state()))
+        self.finalization = Finalization(
+            self._config, self._registry, self.model, self._tokens, self._outbox, now
+        )
+
+    def _snapshot(self) -> Snapshot:
+        assert self.model is not None
+        backend = IsoBackend.SCALAR if self._config.iso_backend == "scalar" else IsoBackend.TORCH_SVD
+        return self.model.snapshot(self._ledger, backend)

@@ -1,0 +1,169 @@
+"""From checked settings to a running server: key, address, files, event loop, signals, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from yeto_syncer.core.config import Config
+from yeto_syncer.core.coordinator import Coordinator
+from yeto_syncer.core.effects import Exit
+from yeto_syncer.core.events import Stop
+from yeto_syncer.shell import start
+from yeto_syncer.shell.engine import SECOND_SIGNAL, Engine
+from yeto_syncer.shell.listener import Listener
+from yeto_syncer.shell.logs import Log
+from yeto_syncer.shell.performer import Performer
+from yeto_syncer.shell.resolve import Resolved
+from yeto_syncer.shell.server import Server
+from yeto_syncer.shell.start import Prepared, StartError
+from yeto_syncer.shell.workers import Workers
+
+LAST_WORDS_S = 2.0
+"""How long sockets stay open at the end, so that queued SHUTDOWN and ERROR frames arrive."""
+
+THREADS_S = 0.2
+"""How long idle threads get to end. One that is still at work does not hold up the exit."""
+
+HELPERS = min(4, os.cpu_count() or 1)
+"""Threads that check and encode values, however many learners there are."""
+
+
+def serve(config: Config, settings: Resolved, environ: Mapping[str, str], unknown: Sequence[str]) -> int:
+    """Run a server until it ends; returns the exit code."""
+    log = Log(sys.stderr, settings["log_format"], settings["log_level"])
+    for name in unknown:
+        log.write("warning", f"{name} is set but names no setting")
+    with contextlib.ExitStack() as stack:
+        try:
+            prepared = start.prepare(config, settings, environ, log, stack)
+        except StartError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            return 1
+        process = Process(config, settings, prepared, log)
+        stack.callback(process.close)
+        code = process.run()
+    if process.busy:
+        # A thread is still merging or writing. Its result is of no use any more, and the interpreter's own
+        # clean-up could only disturb it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+class Process:
+    """The event loop and everything that runs on it."""
+
+    def __init__(self, config: Config, settings: Resolved, prepared: Prepared, log: Log) -> None:
+        self._prepared = prepared
+        self._log = log
+        self._code = 1
+        self._over = False
+        self.busy = False
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(self._failed)
+        self._helpers = Workers("helper", HELPERS, self._loop)
+        coordinator = Coordinator(config, prepared.resumed)
+        self._profile = coordinator.profile_hash.hex()
+        self._binding = config.require_profile_binding
+        self._engine = Engine(coordinator, self._loop.time, self._perform, self._settle)
+        self._server = Server(
+            self._loop,
+            self._engine,
+            self._helpers,
+            prepared.key,
+            config.write_timeout_s,
+        )
+        self._performer = Performer(
+            self._loop,
+            self._server,
+            prepared.storage,
+            prepared.tape,
+            log,
+            settings["merge_threads"] or min(32, os.cpu_count() or 1),
+            self._end,
+        )
+        self._performer.connect(self._engine)
+        self._listener = Listener(
+            self._loop,
+            prepared.socket,
+            settings["max_pending_connections"],
+            lambda text: log.write("warning", text),
+        )
+
+    def _perform(self, effect: Any) -> bool:
+        return self._performer(effect)
+
+    def _settle(self) -> None:
+        self._server.settle()
+
+    def run(self) -> int:
+        """Accept until the coordinator, a signal or a defect ends the run."""
+        with self._signals():
+            self._server.listen(self._listener)
+            self._announce()
+            self._loop.run_forever()
+        for name, count in sorted(self._performer.counters.items()):
+            self._log.write("debug", "counter", {"name": name, "count": count})
+        return self._code
+
+    def _announce(self) -> None:
+        address = self._listener.address
+        self._log.write(
+            "info", "listening", {"address": address, "profile": self._profile, "binding": self._binding}
+        )
+        with contextlib.suppress(OSError):  # whoever started us may have closed its end
+            print(f"listening on {address}", flush=True)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._signalled, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)  # the end is under way already
+
+    def _signalled(self, number: int) -> None:
+        if self._over:
+            self._loop.stop()
+        else:
+            self._engine.post(Stop(number))
+
+    def _end(self, exit: Exit) -> None:
+        self._over = True
+        self._code = exit.code
+        if exit.code == 0:
+            self._log.write("info", exit.message)
+        else:
+            print(f"error: {exit.message}", file=sys.stderr, flush=True)
+        if exit.code > SECOND_SIGNAL:
+            self._loop.stop()
+        else:
+            self._server.shut_down(LAST_WORDS_S, self._loop.stop)
+
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # Only a defect of ours gets here: what peers and files do wrong is handled where it happens.
+        error = context.get("exception")
+        self._log.write("error", "internal error", {"context": context.get("message", "")})
+        if error is not None:
+            traceback.print_exception(error)
+        print("error: internal error, see the traceback; yeto-syncer; please report it", file=sys.stderr)
+        self._code = 1
+        self._over = True
+        loop.stop()
+
+    def close(self) -> None:
+        """End the threads and close the loop."""
+        ended = [self._performer.close(THREADS_S), self._helpers.close(THREADS_S)]
+        self.busy = not all(ended)
+        self._loop.close()

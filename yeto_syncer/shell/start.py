@@ -1,0 +1,225 @@
+"""What must hold before the server listens: key, address, port, files, lock, checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from yeto_proto._generated.errors import YetoError
+from yeto_proto._generated.types import IsoBackend
+from yeto_proto.files import Snapshot, load_checkpoint
+from yeto_syncer.core import resume
+from yeto_syncer.core.config import Config
+from yeto_syncer.shell import storage
+from yeto_syncer.shell.listener import BACKLOG, shown
+from yeto_syncer.shell.lockfile import LockFile, LockHeldError
+from yeto_syncer.shell.logs import Log
+from yeto_syncer.shell.resolve import Resolved
+from yeto_syncer.shell.storage import Storage
+from yeto_syncer.shell.tape import Tape
+
+KEY_VARIABLE = "YETO_ISLAND_HMAC_KEY"
+
+PORT_TROUBLE = frozenset({errno.EADDRINUSE, errno.EACCES})
+"""What a bind says when the address is fine and the port is not."""
+
+
+class StartError(Exception):
+    """Why the server cannot start: what, where, what to do."""
+
+    def __init__(self, what: str, where: str, fix: str) -> None:
+        super().__init__(f"{what}; {where}; {fix}")
+
+
+@dataclass(slots=True)
+class Prepared:
+    """All that a server needs from outside its process."""
+
+    key: bytes | None
+    socket: socket.socket
+    storage: Storage
+    tape: Tape | None
+    resumed: Snapshot | None
+
+
+def prepare(
+    config: Config, settings: Resolved, environ: Mapping[str, str], log: Log, stack: contextlib.ExitStack
+) -> Prepared:
+    """Open and check everything; `stack` gets what has to be undone at the end. Raises StartError."""
+    key = read_key(settings, environ)
+    family, address = _address(settings["host"], settings["port"])
+    _guard(settings, address, key, log)
+    checkpoint = Path(config.checkpoint_path) if config.checkpoint_path is not None else None
+    final_state = Path(config.final_state) if config.final_state is not None else None
+    port_file = Path(settings["port_file"]) if settings["port_file"] is not None else None
+    for flag, path in (
+        ("--checkpoint-path", checkpoint),
+        ("--final-state", final_state),
+        ("--port-file", port_file),
+    ):
+        trouble = storage.problem(path) if path is not None else None
+        if trouble is not None:
+            raise StartError(f"cannot write {path}: {trouble}", flag, "give a path that can be written")
+    resuming = checkpoint is not None and _resuming(config, checkpoint)
+    listening = _listen(family, address)
+    stack.callback(listening.close)
+    if checkpoint is not None:
+        _lock(checkpoint, stack)
+    tape = _tape(config)
+    resumed = None
+    if resuming:
+        assert checkpoint is not None
+        resumed = _load(config, checkpoint)
+        log.write("info", "resumed", _settings_of(config, resumed))
+    if port_file is not None:
+        _write_port(port_file, listening.getsockname()[1], stack)
+    return Prepared(key, listening, Storage(checkpoint, final_state), tape, resumed)
+
+
+def read_key(settings: Resolved, environ: Mapping[str, str]) -> bytes | None:
+    """The key that HELLOs are sealed with, or None. Raises StartError for a key file that cannot be used."""
+    path = settings["island_hmac_key_file"]
+    if path is None:
+        return environ.get(KEY_VARIABLE, "").encode() or None
+    flag = "--island-hmac-key-file"
+    try:
+        key = Path(path).read_bytes().rstrip(b"\r\n")
+    except OSError as error:
+        raise StartError(
+            f"cannot read the key {path}: {error.strerror}", flag, "give a readable file"
+        ) from None
+    if not key:
+        raise StartError(f"the key {path} is empty", flag, "write a key into the file")
+    return key
+
+
+def _address(host: str, port: int) -> tuple[int, tuple[object, ...]]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise StartError(
+            f"cannot resolve {host}: {error.strerror}", "--host", "give a name or address of this machine"
+        ) from None
+    family, _, _, _, address = found[0]
+    return family, address
+
+
+def _guard(settings: Resolved, address: tuple[object, ...], key: bytes | None, log: Log) -> None:
+    # D25: whoever reaches the port can join the run and read the model.
+    if key is not None or ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        return
+    if not settings["allow_unauthenticated"]:
+        raise StartError(
+            f"{address[0]} is not a loopback address and nobody would have to authenticate",
+            "--host",
+            f"give --island-hmac-key-file or {KEY_VARIABLE}, or --allow-unauthenticated if you trust all",
+        )
+    log.write("warning", "anybody who reaches this address can join the run", {"host": address[0]})
+
+
+def _resuming(config: Config, checkpoint: Path) -> bool:
+    if not (config.resume or config.resume_if_exists):
+        return False
+    if checkpoint.is_file():
+        return True
+    if config.resume:
+        raise StartError(
+            f"there is no checkpoint {checkpoint} to continue from",
+            "--resume",
+            "correct --checkpoint-path, or use --resume-if-exists to start fresh when there is none",
+        )
+    return False
+
+
+def _listen(family: int, address: tuple[object, ...]) -> socket.socket:
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise StartError(
+            f"cannot listen on {shown(address)}: {error.strerror}",
+            "--port" if error.errno in PORT_TROUBLE else "--host",
+            "stop the process that uses it, or choose another --port (0 takes a free one)"
+            if error.errno in PORT_TROUBLE
+            else "give an address of this machine",
+        ) from None
+    return listening
+
+
+def _lock(checkpoint: Path, stack: contextlib.ExitStack) -> None:
+    try:
+        stack.enter_context(LockFile(checkpoint))
+    except LockHeldError as error:
+        raise StartError(
+            str(error.strerror), "--checkpoint-path", "end that process first, or use another path"
+        ) from None
+    except OSError as error:
+        raise StartError(
+            f"cannot lock {checkpoint}: {error.strerror}",
+            "--checkpoint-path",
+            "give a path that can be written",
+        ) from None
+
+
+def _tape(config: Config) -> Tape | None:
+    if config.event_tape is None:
+        return None
+    try:
+        return Tape(Path(config.event_tape))
+    except OSError as error:
+        raise StartError(
+            f"cannot open the event tape {config.event_tape}: {error.strerror}",
+            "--event-tape",
+            "give a path that can be written",
+        ) from None
+
+
+def _load(config: Config, checkpoint: Path) -> Snapshot:
+    try:
+        snapshot = load_checkpoint(checkpoint, IsoBackend.SCALAR)
+    except (YetoError, OSError) as error:
+        raise StartError(
+            f"cannot continue from {checkpoint}: {error}",
+            "--checkpoint-path",
+            "use a checkpoint of this run, or move the file away to start fresh",
+        ) from None
+    trouble = resume.problem(config, snapshot)
+    if trouble is not None:
+        what, where, fix = trouble.split("; ", 2)
+        raise StartError(what, where, fix)
+    return snapshot
+
+
+def _settings_of(config: Config, snapshot: Snapshot) -> dict[str, object]:
+    # What no file compares (D26), for whoever looks for the reason of a different curve.
+    return {
+        "step": snapshot.global_step,
+        "fragments": len(snapshot.fragments),
+        "outer_lr": config.outer_lr,
+        "outer_momentum": config.outer_momentum,
+        "delta_correction": config.delta_correction,
+        "learners": config.learners,
+        "quorum": config.quorum,
+    }
+
+
+def _write_port(path: Path, port: int, stack: contextlib.ExitStack) -> None:
+    part = path.with_name(f"{path.name}.tmp")
+    try:
+        part.write_text(f"{port}\n", encoding="ascii")
+        part.replace(path)
+    except OSError as error:
+        raise StartError(
+            f"cannot write the port file {path}: {error.strerror}",
+            "--port-file",
+            "give a path that can be written",
+        ) from None
+    stack.callback(path.unlink, missing_ok=True)
