@@ -10,7 +10,6 @@ from pathlib import Path
 from codegen.bind import bind
 from codegen.faults import SpecFault, Where
 from codegen.load import read
-from codegen.resolved import Rule
 from codegen.spec import Spec
 
 _ID = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+\Z")
@@ -31,30 +30,24 @@ class BehaviourText:
 
 @dataclass(frozen=True, slots=True)
 class BehaviourFile:
-    """One file of promises."""
+    """One file of promises. Their ids are written in full, since some belong to a frame or file by name."""
 
     area: str
     where: Where
     rules: tuple[BehaviourText, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class Behaviour:
-    """All files, and their rules for coverage and docs."""
-
-    files: tuple[BehaviourFile, ...]
-    rules: tuple[Rule, ...]
+    def rule_id(self, rule: BehaviourText) -> str:
+        """The full id of a rule."""
+        return rule.id
 
 
-def load(root: Path, spec: Spec) -> Behaviour:
-    """Read every file. Raises `SpecFault`."""
-    folder = root / "behaviour"
+def load(root: Path, spec: Spec) -> tuple[BehaviourFile, ...]:
+    """Every file, in the order of their names. Raises `SpecFault`."""
     files = tuple(
         bind(BehaviourFile, read(path, f"{root.name}/behaviour/{path.name}"))
-        for path in sorted(folder.glob("*.yaml"))
+        for path in sorted((root / "behaviour").glob("*.yaml"))
     )
     known = {rule.id: rule.where for rule in spec.rules()}
-    rules = []
     for text in (each for file in files for each in file.rules):
         if not _ID.match(text.id):
             raise SpecFault(text.lines["id"], "id", f"{text.id!r} is not made of names and dots")
@@ -63,13 +56,4 @@ def load(root: Path, spec: Spec) -> Behaviour:
         if text.decision is not None and not _DECISION.match(text.decision):
             raise SpecFault(text.lines["decision"], "decision", f"{text.decision!r} is not like D12")
         known[text.id] = text.where
-        rules.append(_rule(text))
-    return Behaviour(files, tuple(rules))
-
-
-def _rule(text: BehaviourText) -> Rule:
-    doc = " ".join(text.doc.split())
-    if text.decision is not None:
-        doc = f"{doc} ({text.decision})".strip()
-    says = " ".join(text.says.split())
-    return Rule(text.id, "", "", "run", "", None, says, doc, text.where)
+    return files

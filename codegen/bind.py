@@ -8,6 +8,7 @@ field `where: Where` and the lines of its keys in `lines: Mapping[str, Where]`, 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -70,7 +71,7 @@ def _bind_union(kinds: tuple[Any, ...], node: Node, key: str) -> Any:
     for each in wanted:
         origin = typing.get_origin(each)
         mapping = origin is Mapping or (dataclasses.is_dataclass(each) and each is not Expr)
-        if isinstance(node, Table) and mapping or isinstance(node, Items) and origin is tuple:
+        if (isinstance(node, Table) and mapping) or (isinstance(node, Items) and origin is tuple):
             return _bind(each, node, key)
         if isinstance(node, Leaf) and (origin is typing.Literal or (origin is None and _fits(each, node))):
             return _bind(each, node, key)
@@ -82,7 +83,7 @@ def _bind_union(kinds: tuple[Any, ...], node: Node, key: str) -> Any:
 def _bind_class(kind: Any, node: Node, key: str) -> Any:
     if not isinstance(node, Table):
         raise SpecFault(node.where, key, "must be a mapping")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     fields = {
         key_of(each.name): each for each in dataclasses.fields(kind) if each.name not in _OWN and each.init
     }
@@ -101,6 +102,11 @@ def _bind_class(kind: Any, node: Node, key: str) -> Any:
     if "lines" in hints:
         values["lines"] = node.lines
     return kind(**values)
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _fits(kind: Any, node: Leaf) -> bool:

@@ -13,9 +13,8 @@ from typing import Literal
 from codegen.expr import Expr
 from codegen.faults import Where
 
-# `run` is for promises of the whole program, which stand in `behaviour/` and never in a frame.
-When = Literal["decode", "bulk", "link", "round", "run"]
-WHENS: tuple[When, ...] = ("decode", "bulk", "link", "round", "run")
+When = Literal["decode", "bulk", "link", "round"]
+WHENS: tuple[When, ...] = ("decode", "bulk", "link", "round")
 Direction = Literal["learner -> syncer", "syncer -> learner", "either"]
 
 
@@ -141,6 +140,7 @@ class About:
     reading_order: tuple[str, ...]
     doc: str
     where: Where
+    lines: Mapping[str, Where]
     constants: tuple[Constant, ...]
     header: HeaderText
 

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from codegen.behaviour import BehaviourFile
 from codegen.codec_cases import CaseFile, CaseText
 from codegen.expr import Expr
 from codegen.files import FileText
 from codegen.machines import Machine
 from codegen.parts.frames import FramesView
+from codegen.pipes import PipeText
 from codegen.render import Output, environment
 from codegen.spec import Field, Frame, Rule, Spec
 
@@ -33,8 +35,14 @@ def pages(spec: Spec) -> list[Output]:
         found.append(_page(f"frames/{frame.slug}.md", "frame.md.j2", spec, view, frame=frame))
     for text in spec.parts["files"]:
         found.append(_page(f"files/{text.file}.md", "file.md.j2", spec, view, text=text))
+    for pipe in view.pipes():
+        found.append(_page(f"pipes/{pipe.pipe}.md", "pipe.md.j2", spec, view, text=pipe))
     for machine in spec.parts["machines"]:
         found.append(_page(f"machines/{machine.machine}.md", "machine.md.j2", spec, view, machine=machine))
+    for behaviour in view.behaviours():
+        found.append(
+            _page(f"behaviour/{behaviour.area}.md", "behaviour.md.j2", spec, view, behaviour=behaviour)
+        )
     return found
 
 
@@ -62,9 +70,17 @@ class PagesView:
         """The file formats."""
         return tuple(self.spec.parts["files"])
 
+    def pipes(self) -> tuple[PipeText, ...]:
+        """The pipes to child processes."""
+        return tuple(self.spec.parts["pipes"])
+
     def machines(self) -> tuple[Machine, ...]:
         """The state machines."""
         return tuple(self.spec.parts["machines"])
+
+    def behaviours(self) -> tuple[BehaviourFile, ...]:
+        """The areas of behaviour."""
+        return tuple(self.spec.parts["behaviour"])
 
     def offset(self, each: Field) -> str:
         """Where a field starts in its payload."""

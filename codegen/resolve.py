@@ -349,8 +349,6 @@ class Builder:
         enum: Enum | None = None,
     ) -> Rule:
         when = when or "decode"
-        if when == "run":
-            raise SpecFault(where, "when", "`run` is for the rules in behaviour/")
         if error is None:
             raise SpecFault(where, "else", f"is missing: {id} names no error class")
         if error not in self.errors:

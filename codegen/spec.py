@@ -71,13 +71,11 @@ class Spec:
         return self.header if name == "header" else next(each for each in self.frames if each.name == name)
 
     def rules(self) -> tuple[Rule, ...]:
-        """Every rule: of the header, the frames, and the parts that have an attribute `rules`."""
+        """Every rule of the header and the frames, in reading order."""
         found: list[Rule] = list(self.header.rules)
         for each in self.frames:
             found += each.rules
             found += each.extra_rules
-        for part in self.parts.values():
-            found += getattr(part, "rules", ())
         return tuple(found)
 
     def constant(self, name: str) -> Any:
@@ -113,6 +111,9 @@ def load_spec(root: Path) -> Spec:
         contexts=unique(contexts.contexts, lambda each: (each.name, each.where), "context"),
         errors=_errors(errors),
     )
+    for name in about.reading_order:
+        if not (root / name).exists():
+            raise SpecFault(about.lines["reading-order"], "reading-order", f"there is no {name}")
     texts = _frame_texts(root)
     header = builder.frame(
         FrameText(

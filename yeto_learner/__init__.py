@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from .learner import Learner
     from .record import ResumeRecord
+    from .subscriber import Subscriber
 
 __all__ = [
     "BcastFragment",
@@ -30,6 +31,7 @@ __all__ = [
     "PullRequest",
     "ResumeRecord",
     "SessionRejectedError",
+    "Subscriber",
     "SyncerClient",
 ]
 
@@ -44,6 +46,7 @@ _HOMES = {
     "PullRequest": ".core.records",
     "ResumeRecord": ".record",
     "SessionRejectedError": ".errors",
+    "Subscriber": ".subscriber",
     "SyncerClient": ".client",
 }
 

@@ -138,13 +138,14 @@ def dial(
     """Connect within `timeout` seconds.  Raises OSError; ConnectionAbortedError soon after `cancelled()` is
     true.
     """
-    deadline = time.monotonic() + timeout
+    waiting = _Waiting(timeout, cancelled)
     failure: OSError | None = None
     for family, kind, protocol, _, target in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
         sock = socket.socket(family, kind, protocol)
         try:
-            _connect(sock, target, deadline, cancelled)
-            return _finish(sock, address[0], deadline, tls)
+            _connect(sock, target, waiting)
+            _set_options(sock)
+            return PlainChannel(sock) if tls is None else _secure(sock, address[0], tls, waiting)
         except OSError as error:
             sock.close()
             if cancelled():
@@ -153,31 +154,55 @@ def dial(
     raise failure or OSError(f"no address for {address[0]}")
 
 
-def _connect(sock: socket.socket, target: object, deadline: float, cancelled: Callable[[], bool]) -> None:
+def _connect(sock: socket.socket, target: object, waiting: _Waiting) -> None:
     sock.setblocking(False)
     with contextlib.suppress(BlockingIOError):
-        sock.connect(target)  # type: ignore[arg-type]  # getaddrinfo types its address as object-like tuples
+        sock.connect(target)  # type: ignore[arg-type]  # typeshed's getaddrinfo knows no address type
         return
-    poller = select.poll()
-    poller.register(sock.fileno(), select.POLLOUT)
-    while not poller.poll(DIAL_SLICE * 1000):
-        if cancelled():
-            raise ConnectionAbortedError("dialling was cancelled")
-        if time.monotonic() >= deadline:
-            raise TimeoutError("timed out")
+    waiting.poll(sock, select.POLLOUT)
     code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if code:
         raise OSError(code, os.strerror(code))
 
 
-def _finish(sock: socket.socket, host: str, deadline: float, tls: ssl.SSLContext | None) -> Channel:
+def _set_options(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE:
         option = getattr(socket, name, None)  # not on every platform
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
-    if tls is None:
-        return PlainChannel(sock)
-    sock.settimeout(max(0.1, deadline - time.monotonic()))
-    return TlsChannel(tls.wrap_socket(sock, server_hostname=host))
+
+
+def _secure(sock: socket.socket, host: str, tls: ssl.SSLContext, waiting: _Waiting) -> Channel:
+    secured = tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+    try:
+        while True:
+            try:
+                secured.do_handshake()
+                return TlsChannel(secured)
+            except ssl.SSLWantReadError:
+                waiting.poll(secured, select.POLLIN)
+            except ssl.SSLWantWriteError:
+                waiting.poll(secured, select.POLLOUT)
+    except BaseException:
+        secured.close()
+        raise
+
+
+class _Waiting:
+    """Waits for a socket with a deadline, and notices soon that it was cancelled."""
+
+    def __init__(self, timeout: float, cancelled: Callable[[], bool]) -> None:
+        self._deadline = time.monotonic() + timeout
+        self._cancelled = cancelled
+
+    def poll(self, sock: socket.socket, event: int) -> None:
+        """Wait until the socket is ready.  Raises TimeoutError and ConnectionAbortedError."""
+        poller = select.poll()
+        poller.register(sock.fileno(), event)
+        while not poller.poll(DIAL_SLICE * 1000):
+            if self._cancelled():
+                raise ConnectionAbortedError("dialling was cancelled")
+            if time.monotonic() >= self._deadline:
+                raise TimeoutError("timed out")

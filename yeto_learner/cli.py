@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from yeto_learner.demo.signals import Interrupted, SignalGuard
 
@@ -21,7 +22,10 @@ BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "V
 EXAMPLES = """\
 examples:
   yeto-learner demo                     a whole run on this machine, in about a minute
-  yeto-learner demo --quick             the same, shorter
+  yeto-learner doctor 127.0.0.1:29400   why a learner cannot join
+  yeto-learner layout model.safetensors the fragments that a model is cut into
+
+yeto-learner COMMAND --help has more.
 """
 
 DEMO_ABOUT = """\
@@ -45,12 +49,48 @@ exit codes:
 """
 
 
+DOCTOR_ABOUT = """\
+Looks at what can keep a learner out: name, port, protocol, MAC and version. That joins nothing, and a running
+session does not notice. With --layout and --learner-id also session and profile: the HELLO of that learner is
+sent, so use the id of one that is not running. The key of the MAC is taken from the environment variable
+YETO_ISLAND_HMAC_KEY.
+"""
+
+DOCTOR_EXAMPLES = """\
+examples:
+  yeto-learner doctor 127.0.0.1:29400
+  yeto-learner doctor host:29400 --layout layout.json --learner-id 2 --contract "experiment 7"
+
+exit codes: 0 nothing was found, 1 something was, 2 the command line is wrong
+"""
+
+LAYOUT_ABOUT = """\
+Prints fragments and fingerprint of a layout metadata file (JSON), or of the layout that a safetensors file
+gets. Only the header of a safetensors file is read.
+"""
+
+LAYOUT_EXAMPLES = """\
+examples:
+  yeto-learner layout yeto-demo/layout.json
+  yeto-learner layout model.safetensors --fragments 24 --pattern strided
+  yeto-learner layout model.safetensors --write layout.json
+
+exit codes: 0 printed, 1 the file cannot be used, 2 the command line is wrong
+"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     try:
         with SignalGuard() as guard:
             options = _parser().parse_args(arguments)
-            return _demo(options, guard)
+            match options.command:
+                case "demo":
+                    return _demo(options, guard)
+                case "doctor":
+                    return _doctor(options)
+                case _:
+                    return _layout(options)
     except Interrupted as interrupted:
         print(f"interrupted by {interrupted}", file=sys.stderr)
         return interrupted.exit_code
@@ -63,40 +103,74 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version('yeto')}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    demo = commands.add_parser(
-        "demo",
-        help="a whole run on this machine, with checks and a report",
-        description=DEMO_ABOUT,
-        epilog=DEMO_EXAMPLES,
+    _demo_flags(
+        _command(commands, "demo", "a whole run on this machine, with checks", DEMO_ABOUT, DEMO_EXAMPLES)
+    )
+    _doctor_flags(_command(commands, "doctor", "why a learner cannot join", DOCTOR_ABOUT, DOCTOR_EXAMPLES))
+    _layout_flags(_command(commands, "layout", "fragments of a model file", LAYOUT_ABOUT, LAYOUT_EXAMPLES))
+    return parser
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for: that takes longer than everything else here."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"{parser.prog} {version('yeto')}")
+        parser.exit()
+
+
+def _command(commands: Any, name: str, summary: str, about: str, examples: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=about,
+        epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    demo.add_argument("--quick", action="store_true", help="a shorter run: at most 20 seconds instead of 90")
-    demo.add_argument(
-        "--output",
-        type=Path,
-        default=Path("yeto-demo"),
-        metavar="DIR",
-        help="where files go (default: %(default)s)",
-    )
-    demo.add_argument(
-        "--seed", type=_natural, default=0, help="of the model and the batches (default: %(default)s)"
-    )
-    demo.add_argument(
-        "--port", type=_port, default=0, help="of the syncer on 127.0.0.1 (default: a free one)"
-    )
-    demo.add_argument("--torch", action="store_true", help="train with torch instead of numpy")
-    demo.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
     return parser
+
+
+def _demo_flags(demo: argparse.ArgumentParser) -> None:
+    add = demo.add_argument
+    add("--quick", action="store_true", help="a shorter run: at most 20 seconds instead of 90")
+    add("--output", type=Path, default=Path("yeto-demo"), metavar="DIR", help="for its files (%(default)s)")
+    add("--seed", type=_natural, default=0, help="for model and batches (default: %(default)s)")
+    add("--port", type=_port, default=0, help="of the syncer on 127.0.0.1 (default: a free one)")
+    add("--torch", action="store_true", help="train with torch instead of numpy")
+    add("--json", action="store_true", help="print one JSON object at the end and nothing else")
+
+
+def _doctor_flags(doctor: argparse.ArgumentParser) -> None:
+    add = doctor.add_argument
+    add("address", metavar="HOST:PORT", help="of the syncer")
+    add("--layout", type=Path, metavar="FILE", help="layout metadata of the learner: also try its session")
+    add("--learner-id", type=_natural, metavar="N", help="the id of that learner; it must not be running")
+    add("--dtype", choices=("f32", "bf16", "q4"), default="bf16", help="on the wire (default: %(default)s)")
+    add("--contract", help="session contract: a text, or 64 hexadecimal digits (default: the fingerprint)")
+    add("--profile", metavar="HEX", help="syncer profile that the learner is bound to")
+    add("--json", action="store_true", help="print a JSON object")
+
+
+def _layout_flags(layout: argparse.ArgumentParser) -> None:
+    add = layout.add_argument
+    add("file", type=Path, help="layout metadata (JSON) or a safetensors file")
+    add("--fragments", type=int, default=4, metavar="P", help="for safetensors (default: %(default)s)")
+    add("--pattern", choices=("binpack", "strided"), default="binpack", help="default: %(default)s")
+    add("--matrix-merge", choices=("rda", "iso"), default="rda", help="default: %(default)s")
+    add("--avg-name-regex", metavar="REGEX", help="further tensors for the avg fragment")
+    add("--write", type=Path, metavar="FILE", help="write the layout as metadata")
+    add("--json", action="store_true", help="print a JSON object")
 
 
 def _demo(options: argparse.Namespace, guard: SignalGuard) -> int:
     if options.torch and importlib.util.find_spec("torch") is None:
         return _fail(
-            "torch is not installed; --torch; install yeto[torch], or leave --torch out to train with numpy"
+            "torch is not installed", "--torch", "install yeto[torch], or leave --torch out to use numpy"
         )
-
     for name in BLAS_THREADS:
         os.environ.setdefault(
             name, "1"
@@ -114,8 +188,90 @@ def _demo(options: argparse.Namespace, guard: SignalGuard) -> int:
         return _fail(str(error))
 
 
-def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
+def _doctor(options: argparse.Namespace) -> int:
+    from yeto_learner.arguments import environment_key, parse_contract, parse_dtype, parse_hash
+    from yeto_learner.channel import parse_address
+    from yeto_learner.doctor import Patient, Verdict, examine
+    from yeto_learner.layout_command import read_layout
+    from yeto_proto.errors_base import YetoError
+    from yeto_proto.layout import Layout
+
+    if (options.layout is None) != (options.learner_id is None):
+        return _fail("--layout and --learner-id go together", "command line", "give both or neither")
+    try:
+        host, port = parse_address(options.address)
+        contract = options.contract
+        hexadecimal = (
+            contract is not None and len(contract) == 64 and set(contract.lower()) <= set("0123456789abcdef")
+        )
+        layout = read_layout(options.layout) if options.layout else None
+        if layout is not None and not isinstance(layout, Layout):
+            return _fail(
+                "this is no layout metadata", str(options.layout), "make it with yeto-learner layout --write"
+            )
+        patient = Patient(
+            host,
+            port,
+            key=environment_key(),
+            layout=layout,
+            learner_id=options.learner_id or 0,
+            dtype=parse_dtype(options.dtype),
+            contract=parse_hash(contract, "--contract") if hexadecimal else parse_contract(contract),
+            profile=parse_hash(options.profile, "--profile"),
+        )
+    except OSError as error:
+        return _fail(
+            f"cannot read it: {error.strerror}", str(options.layout), "give the path of layout metadata"
+        )
+    except (ValueError, YetoError) as error:
+        return _fail(str(error), "command line", "see yeto-learner doctor --help")
+    findings = []
+    for finding in examine(patient):
+        findings.append(finding)
+        if not options.json:
+            print(finding, flush=True)
+    good = all(finding.verdict is not Verdict.BAD for finding in findings)
+    if options.json:
+        rows = [
+            {"subject": f.subject, "verdict": f.verdict.name.lower(), "detail": f.detail} for f in findings
+        ]
+        print(json.dumps({"ok": good, "findings": rows}))
+    return 0 if good else 1
+
+
+def _layout(options: argparse.Namespace) -> int:
+    from yeto_learner.layout_command import as_dict, describe, read_layout
+    from yeto_proto.errors_base import YetoError
+    from yeto_proto.layout import Layout, build_layout
+
+    where = str(options.file)
+    try:
+        found = read_layout(options.file)
+        if isinstance(found, Layout):
+            layout = found
+        else:
+            layout = build_layout(
+                found,
+                options.fragments,
+                options.pattern,
+                matrix_merge=options.matrix_merge,
+                avg_name_regex=options.avg_name_regex,
+            )
+        if options.write is not None:
+            where = str(options.write)
+            options.write.write_text(layout.to_json() + "\n")
+    except OSError as error:
+        return _fail(
+            error.strerror or str(error), where, "give a file that can be read, and written for --write"
+        )
+    except (ValueError, YetoError) as error:
+        return _fail(str(error), where, "give layout metadata (JSON) or a safetensors file")
+    print(json.dumps(as_dict(layout)) if options.json else describe(layout), flush=True)
+    return 0
+
+
+def _fail(*parts: str) -> int:
+    print(f"error: {'; '.join(parts)}", file=sys.stderr)
     return 1
 
 

@@ -397,7 +397,12 @@ class SyncerClient:
     @property
     def has_updates(self) -> bool:
         """Whether a broadcast waits to be drained."""
-        return self._link.update_bytes > 0
+        return self._link.has_updates
+
+    @property
+    def has_pulls(self) -> bool:
+        """Whether a pull waits to be drained."""
+        return self._link.has_pulls
 
     # -- the end of a run
 
@@ -428,6 +433,10 @@ class SyncerClient:
         """
         require(1 <= local_steps < U64, f"local_steps must be 1 to {U64 - 1}, not {local_steps}")
         return self._terminal.send_budget_done(local_steps, timeout)
+
+    def try_budget_done(self, local_steps: int, timeout: float) -> int | None:
+        """As `send_budget_done`, but None where that raises for a missing or lost connection."""
+        return self._terminal.try_budget_done(local_steps, timeout)
 
     def wait_for_budget_restart(self, epoch: int, timeout: float | None = None) -> None:
         """Budget mode: wait until a connection with a larger epoch is up.  Raises TimeoutError."""

@@ -77,6 +77,7 @@ class Connection:
         self._lost: Group | None = None  # a group whose threads have to be stopped
         self._supervisor: threading.Thread | None = None
         self._hasher = BlockHasher()
+        self._pause_noted = False
         self._bytes = [0, 0]  # received and sent by earlier groups
 
     # -- life
@@ -209,12 +210,15 @@ class Connection:
             if self._has_room(group):
                 return
             if not self.changed.wait_for(lambda: self._has_room(group), PAUSE_NOTICE):
-                log.warning(
-                    "reading is paused: %d bytes of broadcasts wait for the next step; when steps are this "
-                    "long, a larger receive_budget keeps the syncer from giving up on this learner",
-                    self.link.update_bytes,
-                )
+                if not self._pause_noted:  # by the thread of another socket
+                    self._pause_noted = True
+                    log.warning(
+                        "reading is paused: %d bytes of broadcasts wait for the next step; when steps are "
+                        "this long, a larger receive_budget keeps the syncer from giving up on this learner",
+                        self.link.update_bytes,
+                    )
                 self.changed.wait_for(lambda: self._has_room(group))
+            self._pause_noted = False
 
     def _has_room(self, group: Group) -> bool:
         return self.unlimited or self.link.update_bytes < self._receive_budget or self.group is not group

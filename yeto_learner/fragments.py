@@ -67,6 +67,25 @@ class FragmentValues:
         if name is not None:
             raise NonFiniteParameterError(name, "its progress since the last broadcast")
 
+    def write_raw(self, update: BcastFragment) -> None:
+        """Write a broadcast over the local values, and keep no anchor."""
+        width = dtypes.encoded_bytes(self._wire_dtype, 1)
+        data = memoryview(update.data)
+        for name, start, first, count in blocks(self._spans[update.fragment_id]):
+            part = data[first * width : (first + count) * width]
+            self.parameters.write(name, start, dtypes.decode(self._wire_dtype, part, count))
+
+    def delta_from(self, update: BcastFragment) -> F32:
+        """local - the values of a broadcast, which becomes no anchor.  Raises NonFiniteParameterError."""
+        number = update.fragment_id
+        base = Anchor(self._numels[number], self._wire_dtype)
+        base.load(0, base.numel, self._wire_dtype, update.data)
+        out = np.empty(base.numel, np.float32)
+        name = write_delta(self._spans[number], self.parameters, base, out)
+        if name is not None:
+            raise NonFiniteParameterError(name, "its difference to the resumed global")
+        return out
+
     def init_parts(self, fragment_id: int) -> Iterator[Buffer]:
         """The initial values of a fragment in wire bytes, a block at a time.
 

@@ -87,8 +87,9 @@ class Group:
             if count == 0:
                 return  # also inside a frame: the peer is gone, and it is dialled again
             self._received[index] += count
-            for message in reader.buffer_updated(count):
-                self._handle(self, message)
+            messages = reader.buffer_updated(count)
+            while messages:  # without a variable that would keep the last message alive while this waits
+                self._handle(self, messages.pop(0))
 
     def _send(self, index: int, _: None) -> None:
         channel = self._channels[index]

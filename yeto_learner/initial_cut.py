@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from .client import SyncerClient
 from .core.boundary import Boundary
-from .core.records import BcastFragment
 from .errors import PartialMessageGenerationLost
 from .fragments import FragmentValues
 
@@ -32,13 +31,13 @@ class InitialCut:
         client: SyncerClient,
         boundary: Boundary,
         values: FragmentValues,
-        install: Callable[[BcastFragment], None],
+        install_next: Callable[[], bool],
         *,
         timeout: float,
         probe: float | None,
     ) -> None:
         self._client, self._boundary, self._values = client, boundary, values
-        self._install = install
+        self._install_next = install_next
         self._timeout, self._probe = timeout, probe
         self._sent_epoch: int | None = None  # the connection that the initial values went out on
         self._served_epoch: int | None = None  # the last one that brought a broadcast
@@ -54,10 +53,8 @@ class InitialCut:
             return
         while self._boundary.missing and not client.finalizing.is_set():
             client.check_health()
-            update = client.next_update()
-            if update is not None:
+            if self._install_next():
                 self._served_epoch = client.connection_epoch
-                self._install(update)
                 continue
             now = time.monotonic()
             may_send = client.learner_id == 0 and now >= send_at

@@ -46,6 +46,8 @@ def read_shapes(file: BinaryIO) -> dict[str, tuple[int, ...]]:
         header = json.loads(text, object_pairs_hook=_without_repeats)
     except UnicodeDecodeError as error:
         raise ValueError("the safetensors header is not UTF-8") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"the safetensors header is not JSON: {error}") from error
     if not isinstance(header, Mapping):
         raise ValueError("the safetensors header is not an object")
     header = {name: entry for name, entry in header.items() if name != "__metadata__"}

@@ -12,9 +12,8 @@ from __future__ import annotations
 import logging
 import os
 import ssl
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -26,13 +25,14 @@ from yeto_proto._generated.types import Dtype
 from yeto_proto.layout import Layout, Pattern, build_layout
 
 from .arguments import parse_contract, parse_dtype, parse_hash, require
+from .budget import Consolidation
 from .channel import Address
 from .client import DEFAULT_RECEIVE_BUDGET, SyncerClient
 from .core.boundary import Boundary
 from .core.modes import InstallMode
-from .core.records import BcastFragment
 from .errors import NonFiniteParameterError
 from .exporter import DeltaBuffers, Exporter
+from .final_cut import FinalCut
 from .fragments import FragmentValues
 from .heartbeat import HeartbeatThread
 from .initial_cut import InitialCut
@@ -44,29 +44,39 @@ __all__ = ["Learner"]
 
 log = logging.getLogger(__name__)
 
-SHUTDOWN_GRACE = 30.0  # seconds that a syncer which went away after the acknowledgement may need to come back
-
 
 class Learner:
-    """One learner of a run.  Made for one thread, the training loop; its own threads never touch the
-    parameters.
+    """One learner of a run.  Made for one thread, the training loop; its own threads leave the parameters alone.
 
-    parameters: mapping of name to writable float numpy array, updated in place.  address: "host:port".
-    learner_id: 0 to M-1, each used by one process; learner 0 sends the initial values.  num_fragments,
-    pattern ("binpack", "strided"), matrix_merge ("rda", "iso"), avg_name_regex: the layout, the same on every
-    learner.  dtype: "f32", "bf16" or "q4" on the wire.  num_streams: data sockets.  merge_alpha: share of the
-    local value that a broadcast leaves, 0 to 1.  session_contract: 32 bytes or a string, fresh for each
-    experiment.  resume: a `ResumeRecord` or the path of one.  hmac_key, tls (an ssl.SSLContext): how this
-    learner proves itself.  syncer_profile: 32 bytes or hex that the syncer's configuration must have.
-    min_local_steps: a pull is answered after that many steps since the last broadcast (H).  reuse_anchor:
-    answer several rounds from one broadcast (asynchronous carry).  anchor_dtype: "bf16" halves the anchors'
-    memory in bf16 and q4 sessions, losing nothing.  heartbeat_s: 0 for none; with heartbeat_stall_s the
-    heartbeat stops when no step is done for so long.  initial_cut_timeout_s: bound of the wait for the first
-    broadcasts, 0 for no wait.  init_probe_s: how long a resumed learner 0 waits for the syncer's state before
-    it sends its own.  finalization_timeout_s: bound of `finish`.  accept_rewound_catch_up: follow a syncer
-    that restarted from an older checkpoint.  connect_timeout_s: bound of the first connection.
-    max_reconnects: None for no limit.  receive_budget: bytes of broadcasts that may wait for a step before
-    reading pauses.
+    The layout, equal on every learner:
+        parameters: mapping of name to writable float numpy array, updated in place.
+        num_fragments, pattern ("binpack", "strided"), matrix_merge ("rda", "iso"), avg_name_regex: see
+        `yeto_proto.build_layout`.
+
+    The session:
+        address: "host:port".
+        learner_id: 0 to M-1, each used by one process; learner 0 sends the initial values.
+        dtype: "f32", "bf16" or "q4", of bulk on the wire; num_streams: data sockets, 0 to 256.
+        session_contract: 32 bytes or a string, fresh for each experiment.
+        syncer_profile: 32 bytes or hex that the syncer's configuration must have.
+        hmac_key, tls (an ssl.SSLContext): how this learner proves itself.
+
+    Training:
+        merge_alpha: share of the local value that a broadcast leaves, 0 to 1.
+        min_local_steps: a pull is answered after that many steps since the last broadcast (H).
+        budget_steps: a benchmark's number of local steps, after which `finish` reports and consolidates.
+        reuse_anchor: answer several rounds from one broadcast (asynchronous carry).
+        anchor_dtype: "bf16" halves the anchors' memory in bf16 and q4 sessions, and loses nothing.
+        receive_budget: bytes of broadcasts that may wait for a step before reading pauses.
+
+    Faults and waits, in seconds:
+        connect_timeout_s: bound of the first connection; max_reconnects: None for no limit.
+        heartbeat_s: 0 for none; heartbeat_stall_s: it falls silent when no step is done for so long.
+        initial_cut_timeout_s: bound of the wait for the first broadcasts, 0 for no wait.
+        resume: a `ResumeRecord` or the path of one; init_probe_s: how long a resumed learner 0 waits for the
+        syncer's state before it sends its own.
+        accept_rewound_catch_up: follow a syncer that restarted from an older checkpoint.
+        finalization_timeout_s: bound of `finish`.
 
     Raises ValueError for what cannot be used.
     """
@@ -90,6 +100,7 @@ class Learner:
         matrix_merge: Literal["rda", "iso"] = "rda",
         avg_name_regex: str | None = None,
         min_local_steps: int = 1,
+        budget_steps: int | None = None,
         reuse_anchor: bool = False,
         anchor_dtype: Dtype | str = "f32",
         heartbeat_s: float = 30.0,
@@ -104,6 +115,10 @@ class Learner:
     ) -> None:
         require(0.0 <= merge_alpha <= 1.0, f"merge_alpha must be 0 to 1, not {merge_alpha}")
         require(min_local_steps >= 1, f"min_local_steps must be at least 1, not {min_local_steps}")
+        require(
+            budget_steps is None or 1 <= budget_steps < 2**32,
+            f"budget_steps must be 1 to {2**32 - 1}, not {budget_steps}",
+        )
         self._parameters: Parameters
         self._parameters = ArrayParameters(parameters) if isinstance(parameters, Mapping) else parameters
         self.layout: Layout = build_layout(
@@ -141,6 +156,7 @@ class Learner:
             self._parameters, self.layout, self._wire_dtype, self._anchor_dtype, merge_alpha
         )
         self._finalization_timeout = finalization_timeout_s
+        self._budget = budget_steps
         self._boundary = Boundary(self.layout.num_fragments, min_local_steps, reuse_anchor)
         self._buffers = DeltaBuffers(session.max_numel)
         self._exporter = Exporter(self.client, self._buffers)
@@ -154,7 +170,7 @@ class Learner:
             self.client,
             self._boundary,
             self._values,
-            self._install,
+            self._install_next,
             timeout=initial_cut_timeout_s,
             probe=init_probe_s if resumed else None,
         )
@@ -238,19 +254,24 @@ class Learner:
             boundary.settled(answer, generation)
         if self.done:
             return True
-        while (update := client.next_update()) is not None:
-            self._install(update)
+        while self._install_next():
+            pass
         boundary.add_pulls(client.drain_pulls())
         if client.connected:
             boundary.release_replaced(client.connection_generation)
             self._answer_pulls()
         return self.done
 
-    def _install(self, update: BcastFragment) -> None:
+    def _install_next(self) -> bool:
+        """Install the oldest broadcast that waits, if any; nothing refers to its bytes afterwards."""
+        update = self.client.next_update()
+        if update is None:
+            return False
         mode = self._boundary.mode_of(update, anchor_saved=update.fragment_id in self._values.anchored)
         self._values.install(update, mode)
         self._boundary.installed(update, mode)
         self._modes[mode] += 1
+        return True
 
     def _answer_pulls(self) -> None:
         for pull in list(self._boundary.pending):
@@ -270,54 +291,40 @@ class Learner:
 
     @property
     def done(self) -> bool:
-        """True once the syncer has announced the final cut, or the learner is finished."""
+        """True once the syncer has announced the final cut, or the budget of local steps is used up."""
         return (
-            self._state is _State.FINISHED or self.client.finalizing.is_set() or self.client.shutdown.is_set()
+            self._state is _State.FINISHED
+            or self.client.finalizing.is_set()
+            or self.client.shutdown.is_set()
+            or (self._budget is not None and self._boundary.steps >= self._budget)
         )
 
     def finish(self, timeout: float | None = None) -> None:
         """Wait for the f32 final cut, write it over the parameters, acknowledge it, and wait for SHUTDOWN.
 
-        timeout: seconds for all of it, by default `finalization_timeout_s`.  Raises TimeoutError; if the cut
-        was not complete by then, the parameters are untouched.  Also raises what `check_health` raises.
+        With budget_steps it first reports the budget, waits for the syncer's restart and answers each
+        fragment once more.  timeout: seconds for all of it, by default `finalization_timeout_s`.  Raises
+        TimeoutError; if the cut was not complete by then, the parameters are untouched.  Also raises what
+        `check_health` raises.
         """
         if self._state is _State.FINISHED:
             return
         self._require_open()
         limit = self._finalization_timeout if timeout is None else timeout
-        deadline = time.monotonic() + limit
-        client = self.client
-        client.discard_updates()
-        manifest, finals = client.wait_for_final_fragments(limit)
-        self._parameters.check()
-        self._values.overwrite(finals)
-        self._boundary.finalized(manifest)
-        client.acknowledge_finalization(manifest, max(0.0, deadline - time.monotonic()))
-        self._wait_for_shutdown(deadline)
+        if self._budget is not None and not self.client.finalizing.is_set():
+            self._consolidate(self._budget, limit)
+        FinalCut(self.client, self._boundary, self._values).run(limit)
         self._state = _State.FINISHED
 
-    def _wait_for_shutdown(self, deadline: float) -> None:
-        client = self.client
-        lost_since: float | None = None
-        while not client.shutdown.is_set():
-            now = time.monotonic()
-            lost_since = None if client.connected else (lost_since or now)
-            if lost_since is not None and now >= lost_since + SHUTDOWN_GRACE:
-                log.warning(
-                    "the syncer went away before SHUTDOWN; the final cut is installed and acknowledged"
-                )
-                return
-            if now >= deadline:
-                raise TimeoutError(
-                    "the final cut is installed and acknowledged, but no SHUTDOWN came; "
-                    "another learner may be missing"
-                )
-            until = deadline if lost_since is None else min(deadline, lost_since + SHUTDOWN_GRACE)
-            connected = client.connected
-            client.wait_for(self._shutdown_or(not connected), until - now)
-
-    def _shutdown_or(self, connected: bool) -> Callable[[], bool]:
-        return lambda: self.client.shutdown.is_set() or self.client.connected == connected
+    def _consolidate(self, budget: int, timeout: float) -> None:
+        if self.local_step != budget:
+            raise WrongState(
+                detail=f"{self.local_step} of {budget} budget_steps are done; train on, then finish"
+            )
+        consolidation = Consolidation(
+            self.client, self._values, steps=budget, tokens=self._boundary.tokens, timeout=timeout
+        )
+        consolidation.run()
 
     def _require_open(self) -> None:
         if self._state is not _State.OPEN:

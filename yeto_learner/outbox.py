@@ -19,7 +19,7 @@ from yeto_proto.writer import size
 __all__ = ["Outbox", "Ticket"]
 
 MAX_FRAMES: Final = 256
-MAX_BYTES: Final = 16 * 1024 * 1024  # a frame above it is still taken when the queue is empty
+MAX_BYTES: Final = 16 * 1024 * 1024  # not of the wire; a frame above it still fits an empty queue
 
 
 class Ticket:

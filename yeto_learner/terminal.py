@@ -93,15 +93,20 @@ class Terminal:
 
     def send_budget_done(self, local_steps: int, timeout: float | None) -> int:
         """See `SyncerClient.send_budget_done`."""
+        epoch = self.try_budget_done(local_steps, timeout)
+        if epoch is None:
+            raise RuntimeError("BUDGET_DONE needs a connection: there is none, or it was lost meanwhile")
+        return epoch
+
+    def try_budget_done(self, local_steps: int, timeout: float | None) -> int | None:
+        """See `SyncerClient.try_budget_done`."""
         deadline = time.monotonic() + self._limit(timeout)
         with self._connection.changed:
             group = self._connection.group
             if group is None:
-                raise RuntimeError("BUDGET_DONE needs a connection, and there is none now")
+                return None
             self._link.forget_at_disconnect()
-        if not self._write(group, BudgetDone(local_steps), deadline):
-            raise RuntimeError("the connection was lost before BUDGET_DONE was written")
-        return group.epoch
+        return group.epoch if self._write(group, BudgetDone(local_steps), deadline) else None
 
     def wait_for_budget_restart(self, epoch: int, timeout: float | None) -> None:
         """See `SyncerClient.wait_for_budget_restart`."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from io import BytesIO
 from operator import attrgetter
 from typing import Any
 
@@ -57,13 +56,13 @@ class FixedRun(Construct):  # type: ignore[misc]  # construct has no type hints
             (values[name],) = struct.unpack_from(form, data, offset)
         raise AssertionError("the run is complete")
 
-    def _parse(self, stream: BytesIO, context: Any, path: str) -> dict[str, Any]:
+    def _parse(self, stream: Any, context: Any, path: str) -> dict[str, Any]:
         data = stream.read(self.size)
         if len(data) < self.size:
             raise self.available(data)
         return dict(zip(self.names, self.struct.unpack(data), strict=True))
 
-    def _build(self, obj: Any, stream: BytesIO, context: Any, path: str) -> Any:
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         values = [obj[name] for name in self.names]
         for value, name, width in zip(values, self.names, self.byte_widths, strict=True):
             # struct would cut or pad them without a word.
@@ -86,7 +85,7 @@ class CountedRun(Construct):  # type: ignore[misc]  # construct has no type hint
         self.dtype = np.dtype(layout)
         self.count = count
 
-    def _parse(self, stream: BytesIO, context: Any, path: str) -> dict[str, Any]:
+    def _parse(self, stream: Any, context: Any, path: str) -> dict[str, Any]:
         size = self.dtype.itemsize * int(context[self.count])
         # The count is a peer's word: what is left decides before anything is read for it.
         with stream.getbuffer() as everything:
@@ -95,7 +94,7 @@ class CountedRun(Construct):  # type: ignore[misc]  # construct has no type hint
             raise ShortInput({}, self.names[0], 0)
         return {self.names[0]: tuple(np.frombuffer(stream.read(size), self.dtype).tolist())}
 
-    def _build(self, obj: Any, stream: BytesIO, context: Any, path: str) -> Any:
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         values = obj[self.names[0]]
         stream.write(struct.pack(f"{self.layout[0]}{len(values)}{self.layout[1:]}", *values))
         return obj
@@ -111,7 +110,7 @@ class LayoutRun(Construct):  # type: ignore[misc]  # construct has no type hints
         self.names = (name,)
         self.count = count
 
-    def _parse(self, stream: BytesIO, context: Any, path: str) -> dict[str, Any]:
+    def _parse(self, stream: Any, context: Any, path: str) -> dict[str, Any]:
         # Late: the layout's module needs the generated errors and types, whose package needs this module.
         from .wire_layout import WireLayout
 
@@ -123,7 +122,7 @@ class LayoutRun(Construct):  # type: ignore[misc]  # construct has no type hints
         stream.seek(base + used)
         return {self.names[0]: layout}
 
-    def _build(self, obj: Any, stream: BytesIO, context: Any, path: str) -> Any:
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         stream.write(obj[self.names[0]].to_bytes())
         return obj
 
@@ -137,12 +136,12 @@ class Optional(Construct):  # type: ignore[misc]  # construct has no type hints
         self.names = run.names
         self.present = present
 
-    def _parse(self, stream: BytesIO, context: Any, path: str) -> dict[str, Any]:
+    def _parse(self, stream: Any, context: Any, path: str) -> dict[str, Any]:
         if self.present(context, context["left"]):
             return dict(self.run._parsereport(stream, context, path))
         return dict.fromkeys(self.names)
 
-    def _build(self, obj: Any, stream: BytesIO, context: Any, path: str) -> Any:
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         if any(obj[name] is not None for name in self.names):
             self.run._build(obj, stream, context, path)
         return obj
@@ -158,7 +157,7 @@ class Body(Construct):  # type: ignore[misc]  # construct has no type hints
     """Parts in wire order, each field judged as soon as it is known: no part is read on the word of a field
     not yet judged.
 
-    Parses to a dict of all fields, in wire order.
+    Parses to a dict of all fields, in wire order, and the number of bytes that they took.
     """
 
     def __init__(self, *parts: Part) -> None:
@@ -166,14 +165,14 @@ class Body(Construct):  # type: ignore[misc]  # construct has no type hints
         self.parts = parts
 
     def read(self, data: Any, judge: Judge, session: Any) -> tuple[dict[str, Any], int]:
-        """All fields of a payload, and the number of bytes they took. Raises ShortInput and what `judge`
+        """All fields of a payload and the number of bytes they took; raises ShortInput and what `judge`
         raises.
         """
-        stream = BytesIO(data)
-        values: dict[str, Any] = self.parse_stream(stream, judge=judge, session=session)
-        return values, stream.tell()
+        values: dict[str, Any]
+        values, used = self.parse(data, judge=judge, session=session)
+        return values, used
 
-    def _parse(self, stream: BytesIO, context: Any, path: str) -> dict[str, Any]:
+    def _parse(self, stream: Any, context: Any, path: str) -> tuple[dict[str, Any], int]:
         judge: Judge = context["judge"]
         with stream.getbuffer() as everything:
             end = len(everything)
@@ -197,9 +196,9 @@ class Body(Construct):  # type: ignore[misc]  # construct has no type hints
             left = end - stream.tell()
             for name, offset in zip(part.names, offsets, strict=True):
                 judge(name, False, context, left, base + offset)
-        return values
+        return values, stream.tell()
 
-    def _build(self, obj: Any, stream: BytesIO, context: Any, path: str) -> Any:
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         for part in self.parts:
             part._build(obj, stream, context, path)
         return obj
@@ -217,6 +216,7 @@ class FrameStruct:
 
     name: str
     frame_type: int
+    header: FixedRun
     make: Callable[..., Any]
     body: Body
     fixed: FixedRun | None
@@ -230,7 +230,7 @@ class FrameStruct:
 
     def __post_init__(self) -> None:
         run = self.fixed.struct.format[1:] if self.fixed else ""
-        object.__setattr__(self, "headed", struct.Struct("<IBQ" + run))
+        object.__setattr__(self, "headed", struct.Struct(self.header.struct.format + run))
         names = self.fixed.names if self.fixed else ()
         object.__setattr__(self, "fields_of", _getter(names))
 

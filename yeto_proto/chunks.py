@@ -100,8 +100,8 @@ class Reassembler:
     commit other chunks, of this message or another.  Chunks come in any order, and a msg_id may be used again
     when its message is complete.
 
-    Nothing here locks.  Threads that share a Reassembler must not overlap in `get_buffer`, `buffer_updated`,
-    `begin` and `commit`; receiving into what `begin` returned needs no lock.
+    Nothing here locks.  Threads that share a Reassembler need one lock around `begin`, `commit` and `clear`
+    (a subclass can hold it); receiving into what `begin` returned needs none.
 
     The buffer of a message is memory that the kernel commits as it is written to, so a large total costs
     nothing before its bytes arrive.

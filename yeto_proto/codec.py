@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from construct import ConstructError
-
 from ._generated.constants import HEADER_BYTES, MAGIC
 from ._generated.errors import BadArgument
 from ._generated.limits import RECEIVES, chunk_total_limit
@@ -62,7 +60,7 @@ def encode(message: Message) -> list[Buffer]:
         else:
             body = frame.body.build(_Fields(message))
             head = header(frame.frame_type, len(body)) + body
-    except (struct.error, ConstructError, OverflowError, TypeError, AttributeError) as error:
+    except (struct.error, OverflowError, TypeError, AttributeError) as error:
         raise BadArgument(frame=frame.name, detail=f"cannot be encoded: {error}") from None
     return [head] if bulk is None or not bulk.nbytes else [head, bulk]
 

@@ -41,7 +41,7 @@ class FrameReader:
     peer was admitted to.
 
     Readers of all sockets of a connection group share one `reassembler`; a reader that is given none makes
-    its own.  Nothing here locks: what must not overlap is said at `Reassembler`.
+    its own.  A reader belongs to one thread; how threads share a reassembler is said there.
 
     Messages that are complete before a fault are returned; the error is raised by the same call when there
     are none, otherwise by the next call of any method.  So call `get_buffer` again before waiting for the

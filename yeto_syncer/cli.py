@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from yeto_syncer.core.config import Config, Problem
+from yeto_syncer.shell.logs import complain
 from yeto_syncer.shell.resolve import BadValueError, Resolved, resolve, unknown_variables
 from yeto_syncer.shell.settings import SETTINGS, SWITCH, Kind, Setting
 
@@ -193,7 +194,7 @@ def first_problem(config: Config, settings: Resolved) -> Problem | None:
 
 def fail(message: str, code: int = 1) -> int:
     """Tell the user what is wrong, in one line, and give the exit code."""
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    complain(message)
     return code
 
 

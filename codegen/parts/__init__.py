@@ -12,13 +12,15 @@ from typing import Any
 from codegen import behaviour, codec_cases
 from codegen import files as file_texts
 from codegen import machines as machine_texts
-from codegen.parts import core, files, frames, machines, rules, strategies
+from codegen import pipes as pipe_texts
+from codegen.parts import core, files, frames, machines, pipes, rules, strategies
 from codegen.render import Output
 from codegen.spec import Spec, load_spec
 
 LOADERS: dict[str, Callable[[Path, Spec], Any]] = {
     "machines": machine_texts.load,
     "files": file_texts.load,
+    "pipes": pipe_texts.load,
     "behaviour": behaviour.load,
     "codec_cases": codec_cases.load,
 }
@@ -29,6 +31,7 @@ PARTS: tuple[Callable[[Spec], list[Output]], ...] = (
     strategies.outputs,
     machines.outputs,
     files.outputs,
+    pipes.outputs,
 )
 
 

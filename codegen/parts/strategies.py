@@ -13,8 +13,8 @@ from codegen.spec import Field, Frame, Rule, Spec
 
 TARGET = "yeto_proto/testing/strategies.py"
 _MAXIMA = {"B": "U8", "H": "U16", "I": "U32", "Q": "U64"}
-# Modules whose refusals come out of `codec.decode`.
-_DECODING = (None, "yeto_proto.codec", "yeto_proto.session")
+# Rules of time `decode` that need a stream, so that they do not come out of `codec.decode`.
+_STREAM = ("yeto_proto.reader", "yeto_proto.chunks")
 
 
 def outputs(spec: Spec) -> list[Output]:
@@ -173,7 +173,7 @@ class StrategiesView(Naming):
         return [
             self._item(frame, rule)
             for rule in (*frame.rules, *frame.extra_rules)
-            if rule.when == "decode" and rule.by in _DECODING
+            if rule.when == "decode" and rule.by not in _STREAM
         ]
 
     def _item(self, frame: Frame, rule: Rule) -> str:

@@ -12,7 +12,7 @@ import queue
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -21,6 +21,7 @@ from yeto_proto._generated.messages import Buffer, Message
 from yeto_proto._generated.types import Role
 from yeto_proto.chunks import Reassembler, slices
 from yeto_proto.codec import encode
+from yeto_proto.errors_base import YetoError
 from yeto_proto.reader import FrameReader
 from yeto_proto.session import Session
 
@@ -219,47 +220,48 @@ class ScriptedSyncer:
                 self._sockets[self._sockets.index(sock)] = wrapped
             sock = wrapped
         reader = FrameReader(Role.SYNCER, key=self._key)
-        seen = bytearray()
         peer: Peer | None = None
         try:
-            for message in self._messages(sock, reader, seen, lambda: peer):
-                if peer is None:
-                    peer = self._greet(sock, message, bytes(seen), number)
-                    if peer is None:
-                        return
-                    with peer.lock:
-                        rest = reader.open(peer.session, peer.reassembler)
-                    self._joined(peer)
-                    for each in rest:
-                        self._deliver(peer, each)
-                else:
-                    self._deliver(peer, message)
-        except OSError:
-            pass
+            peer = self._open(sock, reader, number)
+            if peer is not None:
+                self._receive(sock, reader, peer)
+        except (OSError, YetoError):
+            sock.close()
         finally:
             if peer is not None:
                 if peer.abort:
                     sock.close()
                 peer.ended.set()
 
-    def _messages(
-        self, sock: socket.socket, reader: FrameReader, seen: bytearray, peer: Callable[[], Peer | None]
-    ) -> Iterator[Message]:
+    def _open(self, sock: socket.socket, reader: FrameReader, number: int) -> Peer | None:
+        """Read the greeting; the group that the socket joined."""
+        seen = bytearray()
         while True:
-            current = peer()
-            if current is not None:
-                current.reading.wait()
             buffer = reader.get_buffer()
             count = sock.recv_into(buffer)
             if count == 0:
+                return None
+            seen += buffer[:count]
+            for message in reader.buffer_updated(count):
+                peer = self._greet(sock, message, bytes(seen), number)
+                if peer is not None:
+                    with peer.lock:
+                        rest = reader.open(peer.session, peer.reassembler)
+                    self._joined(peer)
+                    for each in rest:
+                        self._deliver(peer, each)
+                return peer
+
+    def _receive(self, sock: socket.socket, reader: FrameReader, peer: Peer) -> None:
+        while True:
+            peer.reading.wait()
+            count = sock.recv_into(reader.get_buffer())
+            if count == 0:
                 return
-            if current is None:
-                seen += buffer[:count]
-                yield from reader.buffer_updated(count)
-            else:
-                with current.lock:
-                    messages = reader.buffer_updated(count)
-                yield from messages
+            with peer.lock:
+                messages = reader.buffer_updated(count)
+            for message in messages:
+                self._deliver(peer, message)
 
     def _greet(self, sock: socket.socket, message: Message, seen: bytes, number: int) -> Peer | None:
         with self._changed:

@@ -172,7 +172,7 @@ def test_a_port_that_is_taken(processes: Processes, folder: Path) -> None:
         port = taken.getsockname()[1]
         demo = DemoRun(processes, folder, "--port", str(port))
         line = demo.ended(1)
-    assert re.fullmatch(rf"error: syncer: [^;\n]+; [^;\n]*{port}[^;\n]*; [^;\n]+", line)
+    assert re.fullmatch(rf"error: syncer: cannot listen on [^;\n]+:{port}: [^;\n]+; --port; [^;\n]+", line)
 
 
 def test_a_folder_that_cannot_be_written(processes: Processes, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import resource
 import signal
 import socket
 import struct
+import threading
 import time
 
 import numpy as np
@@ -16,16 +17,29 @@ import pytest
 from tests.e2e.processes import Processes, wait_until
 from tests.e2e.raw import CONTROL, Raw, Trainer, dial, drive, hello, train
 from tests.e2e.test_syncer_run import QUICK, initial, small_layout
-from yeto_proto._generated.messages import BcastFragment, PullReq
+from yeto_proto._generated.messages import BcastFragment, Heartbeat
 from yeto_proto._generated.types import Dtype
+from yeto_proto.codec import encode
 from yeto_proto.layout import build_layout
 
-ALONE = ("--sync-interval-steps", "0", "--grace-ms", "0", "--min-start-learners", "1")
+ALONE = (
+    *("--sync-interval-steps", "0", "--grace-ms", "0", "--min-start-learners", "1"),
+    *("--outer-momentum", "0"),
+)
+"""Rounds close with the first answer. Without momentum: stale answers in an endless run must not blow it up."""
 
 
+@pytest.mark.rule("syncer.write_queue.bounded")
 @pytest.mark.rule("syncer.write_timeout.drop")
-@pytest.mark.parametrize("dtype", [Dtype.F32, Dtype.BF16], ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("streams", [0, 2])
+@pytest.mark.parametrize(
+    ("dtype", "streams"),
+    [
+        (Dtype.F32, 0),
+        (Dtype.BF16, 2),
+        pytest.param(Dtype.BF16, 0, marks=pytest.mark.full),
+        pytest.param(Dtype.F32, 2, marks=pytest.mark.full),
+    ],
+)
 def test_a_learner_that_stops_reading_delays_nobody_and_is_dropped(
     processes: Processes, dtype: Dtype, streams: int
 ) -> None:
@@ -38,7 +52,7 @@ def test_a_learner_that_stops_reading_delays_nobody_and_is_dropped(
     fast.initialize(initial(layout))
     drive([fast], lambda: "learner left learner=1" in syncer.stderr.text, "the end of the stuck reader")
     assert "no byte was taken for 1 s" in syncer.stderr.text
-    assert len(fast.answered) > 10, "the stuck reader held up the other"
+    assert len(fast.answered) > 3, "the stuck reader held up the other"
     syncer.signal(signal.SIGTERM)
     drive([fast], lambda: fast.ended, "the end")
     fast.close()
@@ -112,15 +126,55 @@ def test_a_peer_that_leaves_in_the_middle_of_a_frame(processes: Processes, how: 
     syncer.finished()
 
 
-def test_a_data_socket_that_dies_costs_no_broadcast(processes: Processes) -> None:
+def test_a_data_socket_that_dies_leaves_its_group_to_the_others(processes: Processes) -> None:
     layout = build_layout({"embed": 3_000_000}, 1)
     syncer = processes.syncer("--learners", "1", "--total-steps", "6", *ALONE)
     learner = Trainer(syncer.port, hello(layout, 0, streams=2), target=1.0)
     learner.initialize(initial(layout))
-    drive([learner], lambda: len(learner.answered) >= 2, "two rounds")
+    answer, waiting = learner.answer, []
+    learner.answer = waiting.append  # type: ignore[method-assign]  # nothing may be on its way now
+    drive([learner], lambda: bool(waiting), "the first pull")
+    process = psutil.Process(syncer.pid)
+    before = process.num_fds()
     learner.sockets.pop(1).close()
+    wait_until(lambda: process.num_fds() < before, "the end of the data socket at the other side")
+    learner.answer = answer  # type: ignore[method-assign]
+    learner.answer(waiting[0])
     train([learner])
     learner.close()
+    syncer.finished()
+
+
+def test_a_flood_of_small_frames_does_not_starve_others(processes: Processes) -> None:
+    layout = small_layout()
+    syncer = processes.syncer("--learners", "2", "--total-steps", "1000000", *ALONE)
+    learner = Trainer(syncer.port, hello(layout, 0), target=1.0)
+    flooder = Raw(syncer.port, hello(layout, 1))
+    learner.initialize(initial(layout))
+    drive([learner], lambda: len(learner.answered) >= 5, "the first rounds")
+    block = b"".join(map(bytes, encode(Heartbeat(1, 1)))) * 4096
+    stop = threading.Event()
+
+    def flood() -> None:
+        with contextlib.suppress(OSError):
+            while not stop.is_set():
+                flooder.sockets[CONTROL].sendall(block)
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        target = len(learner.answered) + 20
+        started = time.monotonic()
+        drive([learner], lambda: len(learner.answered) >= target, "twenty rounds beside a flood")
+        assert time.monotonic() - started < 10
+    finally:
+        stop.set()
+        flooder.sockets[CONTROL].shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+    syncer.signal(signal.SIGTERM)
+    drive([learner], lambda: learner.ended, "the end")
+    learner.close()
+    flooder.close()
     syncer.finished()
 
 
@@ -166,6 +220,7 @@ def test_running_out_of_descriptors_neither_spins_nor_ends_the_run(processes: Pr
     syncer.finished()
 
 
+@pytest.mark.full
 def test_reconnecting_in_a_loop_leaks_nothing(processes: Processes) -> None:
     layout = small_layout()
     syncer = processes.syncer("--learners", "2", "--total-steps", "400", *ALONE, "--quorum", "1")
@@ -190,6 +245,7 @@ def test_reconnecting_in_a_loop_leaks_nothing(processes: Processes) -> None:
     assert rss_later - rss < 4 << 20
 
 
+@pytest.mark.full
 def test_thousands_of_idle_connections_do_not_slow_a_run_down(processes: Processes) -> None:
     layout = small_layout()
     flags = ("--learners", "2", "--total-steps", "200", *QUICK, "--max-pending-connections", "4096")
@@ -208,18 +264,3 @@ def test_thousands_of_idle_connections_do_not_slow_a_run_down(processes: Process
             sock.close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.rule("syncer.round.rebind")
-def test_a_silent_learner_does_not_hold_up_a_quorum_of_one(processes: Processes) -> None:
-    layout = small_layout()
-    syncer = processes.syncer("--learners", "2", "--total-steps", "20", *ALONE)
-    first = Trainer(syncer.port, hello(layout, 0), target=1.0)
-    silent = Raw(syncer.port, hello(layout, 1))
-    first.initialize(initial(layout))
-    drive([first, silent], lambda: len(first.answered) == 20, "all rounds")
-    assert any(isinstance(message, PullReq) for message in silent.inbox)
-    silent.close()
-    train([first])
-    first.close()
-    syncer.finished()

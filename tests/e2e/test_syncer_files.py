@@ -36,6 +36,7 @@ def test_a_port_that_is_taken_is_one_clear_line(processes: Processes) -> None:
         assert syncer.stdout.text == ""
 
 
+@pytest.mark.rule("syncer.checkpoint.temp")
 @pytest.mark.rule("syncer.checkpoint.lock")
 def test_a_second_syncer_on_one_checkpoint_is_refused(processes: Processes, tmp_path: Path) -> None:
     path = tmp_path / "state.ckpt"
@@ -103,6 +104,7 @@ def test_a_background_save_that_fails_ends_the_run_at_the_next_one(
     assert not path.exists()
 
 
+@pytest.mark.rule("syncer.tape.lines")
 def test_a_full_tape_ends_the_run(processes: Processes) -> None:
     syncer = processes.syncer(*RUN, "--event-tape", "/dev/full")
     learners = [Trainer(syncer.port, hello(small_layout(), number), target=1.0) for number in range(2)]
@@ -114,6 +116,7 @@ def test_a_full_tape_ends_the_run(processes: Processes) -> None:
     assert "No space left on device" in error and "event tape" in error
 
 
+@pytest.mark.rule("syncer.final_marker.removed")
 def test_a_final_state_that_cannot_be_written_ends_the_run_unmarked(
     processes: Processes, tmp_path: Path
 ) -> None:
@@ -132,6 +135,7 @@ def test_a_final_state_that_cannot_be_written_ends_the_run_unmarked(
     assert not (tmp_path / "state.ckpt.final").exists()
 
 
+@pytest.mark.rule("syncer.resume.file")
 @pytest.mark.parametrize("every", ["1", "2"])
 def test_a_killed_run_resumes_from_its_checkpoint(processes: Processes, tmp_path: Path, every: str) -> None:
     path, tape = tmp_path / "state.ckpt", tmp_path / "tape.jsonl"
@@ -173,6 +177,7 @@ def test_a_killed_run_resumes_from_its_checkpoint(processes: Processes, tmp_path
     assert steps[-(30 - saved.global_step) :] == list(range(saved.global_step + 1, 31))
 
 
+@pytest.mark.rule("syncer.session.first_match")
 @pytest.mark.rule("hello.layout_fingerprint.session")
 def test_a_learner_that_does_not_match_the_checkpoint_is_refused_and_the_run_waits(
     processes: Processes, tmp_path: Path

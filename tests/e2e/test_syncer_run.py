@@ -53,6 +53,8 @@ def files(folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.rule("chunk.streams.either")
+@pytest.mark.rule("syncer.checkpoint.terminal_once")
 @pytest.mark.parametrize("dtype", [Dtype.F32, Dtype.BF16, Dtype.Q4], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("streams", [0, 2])
 def test_two_learners_train_to_the_end(
@@ -216,3 +218,41 @@ def test_a_learner_that_dies_in_mid_run_comes_back_and_is_caught_up(processes: P
     first.close()
     back.close()
     syncer.finished()
+
+
+@pytest.mark.rule("syncer.observers.apart")
+def test_an_observer_gets_everything_and_is_asked_for_nothing(processes: Processes) -> None:
+    layout = small_layout()
+    syncer = processes.syncer(
+        *("--learners", "2", "--total-steps", "8", "--sync-interval-steps", "0", "--observers", "1"),
+        *("--quorum", "1", "--log-format", "json"),
+    )
+    observer = Trainer(syncer.port, hello(layout, 1, streams=1), target=1.0)
+    syncer.stderr.wait_for("learner connected")
+    learner = Trainer(syncer.port, hello(layout, 0, streams=1), target=1.0)
+    learner.initialize(initial(layout))
+    observer.finish = lambda: None  # type: ignore[method-assign]  # it need not acknowledge
+    drive(
+        [learner, observer], lambda: learner.shut_down and len(observer.final) == 4, "the final cut for both"
+    )
+    assert not observer.answered and not observer.pending
+    assert {m.fragment_id for _, m in observer.seen if isinstance(m, BcastFragment)} == {0, 1, 2, 3}
+    assert all(np.array_equal(observer.final[n][1], learner.final[n][1]) for n in range(4))
+    learner.close()
+    observer.close()
+    records = [json.loads(line) for line in syncer.finished().splitlines()]
+    assert {"level", "message", "time"} <= set(records[0])
+
+
+@pytest.mark.rule("syncer.bind.authenticated")
+def test_an_open_address_needs_to_be_asked_for(processes: Processes) -> None:
+    flags = ("--learners", "1", "--total-steps", "1", "--host", "0.0.0.0", "--port", "0")
+    refused = processes.syncer_command(*flags)
+    assert "--allow-unauthenticated" in refused.finished(1)
+    allowed = processes.syncer_command(*flags, "--allow-unauthenticated")
+    allowed.stdout.wait_for(r"^listening on 0\.0\.0\.0:\d+$")
+    assert "anybody who reaches this address can join" in allowed.stderr.text
+    keyed = processes.syncer_command(*flags, environ={"YETO_ISLAND_HMAC_KEY": "k3y"})
+    keyed.stdout.wait_for(r"^listening on 0\.0\.0\.0:\d+$")
+    allowed.kill()
+    keyed.kill()

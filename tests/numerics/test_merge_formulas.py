@@ -14,7 +14,7 @@ from tests.numerics import references
 from yeto_proto._generated.constants import HELOCO_C_OK, HELOCO_EPS, REDUCTION_BLOCK
 from yeto_proto._generated.errors import BadArgument
 from yeto_syncer.core import merge
-from yeto_syncer.core.merge import arrays
+from yeto_syncer.core.merge import arrays, reduction
 
 F32 = NDArray[np.float32]
 
@@ -108,6 +108,16 @@ def test_merging_identical_gradients_gives_that_gradient(
     same = [gradient] * count
     for rule in (merge.avg, merge.rda):
         np.testing.assert_allclose(rule(same, weights[:count]), gradient, rtol=2e-6, atol=0)
+
+
+def test_the_direction_coefficient_divides_by_w_first() -> None:
+    """(w / W) / n in f64, then one rounding to f32; w / (W n) gives the neighbouring f32 here."""
+    length = float.fromhex("0x1.5feb847612765p+6")
+    assert np.float32(359.0 / 882.0 / length) != np.float32(359.0 / (882.0 * length))
+    assert reduction.directions([length, 0.0], [359.0, 523.0], 882.0) == [
+        np.float32(359.0 / 882.0 / length),
+        None,
+    ]
 
 
 def test_a_zero_gradient_shortens_rda() -> None:

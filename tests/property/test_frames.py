@@ -20,11 +20,12 @@ ALL = pytest.mark.parametrize("frame_type", FrameType, ids=lambda each: each.nam
 DECODED = [
     pytest.param(FrameType[rule.frame], rule.id, id=rule.id, marks=pytest.mark.rule(rule.id))
     for rule in RULES.values()
-    if rule.when == "decode" and rule.by in (None, "yeto_proto.codec", "yeto_proto.session")
+    if rule.when == "decode" and rule.by not in ("yeto_proto.reader", "yeto_proto.chunks")
 ]
 
-# There is one such test for each rule: a share of the examples each is as many as one test has.
-SHARE = settings(max_examples=max(8, settings.default.max_examples // 6))
+# Most tests here run once for each frame or even for each rule: each gets a share of a deep run's examples.
+FRAME_SHARE = settings(max_examples=max(40, settings.default.max_examples // 4))
+RULE_SHARE = settings(max_examples=max(8, settings.default.max_examples // 8))
 
 
 def receiver(frame_type: FrameType) -> Role:
@@ -33,6 +34,7 @@ def receiver(frame_type: FrameType) -> Role:
 
 
 @ALL
+@FRAME_SHARE
 @given(st.data())
 def test_a_message_survives_the_wire(frame_type, data):
     session = data.draw(sessions())
@@ -43,6 +45,7 @@ def test_a_message_survives_the_wire(frame_type, data):
 
 
 @ALL
+@FRAME_SHARE
 @given(st.data())
 def test_bytes_survive_a_message(frame_type, data):
     session = data.draw(sessions())
@@ -53,6 +56,7 @@ def test_bytes_survive_a_message(frame_type, data):
 
 
 @ALL
+@FRAME_SHARE
 @given(st.data())
 def test_a_valid_payload_is_within_its_limit(frame_type, data):
     session = data.draw(sessions())
@@ -65,6 +69,7 @@ def test_a_valid_payload_is_within_its_limit(frame_type, data):
 
 
 @ALL
+@FRAME_SHARE
 @given(st.data())
 def test_a_broken_payload_is_refused_by_the_rule_that_it_breaks(frame_type, data):
     session = data.draw(sessions())
@@ -80,7 +85,7 @@ def test_a_broken_payload_is_refused_by_the_rule_that_it_breaks(frame_type, data
 
 
 @pytest.mark.parametrize(("frame_type", "rule"), DECODED)
-@SHARE
+@RULE_SHARE
 @given(st.data())
 def test_every_rule_has_a_payload_that_breaks_it(frame_type, rule, data):
     session = data.draw(sessions())
@@ -98,7 +103,7 @@ def test_every_rule_has_a_payload_that_breaks_it(frame_type, rule, data):
         if rule.when == "decode" and rule.check is not None
     ],
 )
-@SHARE
+@RULE_SHARE
 @given(st.data())
 def test_a_rule_that_is_switched_off_refuses_nothing(frame_type, rule, data):
     """Shows that each generated check is what refuses its case, and not another check by chance."""
@@ -120,6 +125,7 @@ def test_a_rule_that_is_switched_off_refuses_nothing(frame_type, rule, data):
 
 
 @ALL
+@FRAME_SHARE
 @given(st.data())
 def test_only_library_errors_escape_for_any_bytes(frame_type, data):
     session = data.draw(st.none() | sessions())
@@ -133,6 +139,7 @@ def test_only_library_errors_escape_for_any_bytes(frame_type, data):
 
 
 @ALL
+@FRAME_SHARE
 @given(st.data())
 def test_only_library_errors_escape_for_a_mutated_payload(frame_type, data):
     session = data.draw(sessions())

@@ -1,7 +1,7 @@
 """What must hold after every effect of the coordinator, whatever the learners and the network do.
 
-The watcher knows only what goes in and what comes out. Each push of a simulation carries its own number in its
-delta, so that a delta can be followed into the merge that takes it.
+The watcher knows only what goes in and what comes out. Each push of a simulation carries its own number in
+its delta, so that a delta can be followed into the merge that takes it.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class Watcher:
         self._taped = self.start
         self._live: set[Link] = set()
         self._attempts: dict[int, int] = {}
+        self._pulled: dict[tuple[int, int, int], Link] = {}
         self._manifested: set[Link] = set()
         self._ack_fed: set[Link] = set()
         self._finalized: Counter[int] = Counter()
@@ -178,7 +179,9 @@ class Watcher:
             assert sent.base <= base, "an answer from a future base was merged"
             if self._config.max_base_lag is not None:
                 assert base - sent.base <= self._config.max_base_lag
-            assert answer.link.learner_id not in self._config.observers
+            if not self._config.fixed_roster:
+                key = (job.step, job.attempt, answer.link.learner_id)
+                assert self._pulled[key] == answer.link, "an answer that was never asked for"
         if job.fragment_id in self._params:
             assert job.params is self._params[job.fragment_id]
         self._job = job
@@ -204,6 +207,10 @@ class Watcher:
                 assert self.committed < step <= self._config.total_steps
                 assert attempt >= self._attempts.get(step, 1), "attempts only grow"
                 self._attempts[step] = attempt
+                asked = self._pulled.setdefault((step, attempt, link.learner_id), link)
+                if asked != link and not self._config.fixed_roster:
+                    assert asked not in self._live, "a slot was taken from a live generation"
+                    self._pulled[step, attempt, link.learner_id] = link
                 assert link.learner_id not in self._config.observers, "an observer was pulled"
             case FinalManifest():
                 self._manifested.add(link)

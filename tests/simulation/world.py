@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -20,7 +21,7 @@ from yeto_proto._generated.messages import FinalAck, FinalManifest, Heartbeat, P
 from yeto_proto.files import Snapshot
 from yeto_proto.session import WireLayout
 from yeto_syncer.core.config import Config
-from yeto_syncer.core.events import Dropped, Received, Refused, Stop
+from yeto_syncer.core.events import Delivered, Dropped, Received, Refused, Stop
 
 FAULTS_END = 300.0  # virtual seconds
 HORIZON = 100_000.0
@@ -98,7 +99,7 @@ class World:
         self._in_flight: set[int] = set()
         self._boot()
         for learner in self.learners:
-            self._later(self.rng.uniform(0, 5), lambda each=learner: self._live(each))
+            self._later(self.rng.uniform(0, 5), partial(self._live, learner))
         if self.hostility:
             self._later(self.rng.uniform(5, 60), self._fault)
 
@@ -143,7 +144,8 @@ class World:
             learner.seen.clear()
 
     def _complete(self) -> bool:
-        return self.driver.exit is not None and self.driver.exit.code == 0 and "complete" in self.driver.exit.message
+        done = self.driver.exit
+        return done is not None and done.code == 0 and "complete" in done.message
 
     def _notice(self) -> None:
         """Give time to whatever the coordinator has just asked for, and a restart to a process that ended."""
@@ -161,13 +163,16 @@ class World:
         for event in driver.held:
             if id(event) not in self._in_flight:
                 self._in_flight.add(id(event))
-                self._later(self._delay(), lambda e=event, d=driver: self._left(d, e))
-        for key, finish in ((driver.saving or driver.background, self._end_save), (driver.merging, self._end_merge)):
+                self._later(self._delay(), partial(self._left, driver, event))
+        for key, finish in (
+            (driver.saving or driver.background, self._end_save),
+            (driver.merging, self._end_merge),
+        ):
             if key is not None and id(key) not in self._in_flight:
                 self._in_flight.add(id(key))
-                self._later(self._delay(), lambda k=key, f=finish, d=driver: f(d, k))
+                self._later(self._delay(), partial(finish, driver, key))
 
-    def _left(self, driver: Driver, event: Event) -> None:
+    def _left(self, driver: Driver, event: Delivered) -> None:
         if driver is self.driver and event in driver.held:
             driver.held.remove(event)
             self._in_flight.discard(id(event))
@@ -202,7 +207,7 @@ class World:
 
     def _live(self, learner: Learner) -> None:
         """One moment in the life of a learner; it schedules the next one."""
-        self._later(self.rng.uniform(0.2, learner.pace), lambda: self._live(learner))
+        self._later(self.rng.uniform(0.2, learner.pace), partial(self._live, learner))
         peer = learner.peer
         if peer is None or not peer.open:
             learner.peer = None
@@ -276,8 +281,9 @@ class World:
         if not self.calm and learner.seen and self.rng.random() < 0.5 * self.hostility:
             old = self.rng.choice(learner.seen)
             self._push(learner, peer, old)
-            future = PullReq(old.fragment_id, old.global_step, old.round_attempt + self.rng.randint(-1, 1) or 1)
-            self._push(learner, peer, future, base=peer.version(old.fragment_id) + self.rng.randint(-3, 3))
+            attempt = max(old.round_attempt + self.rng.randint(-1, 1), 1)
+            other = PullReq(old.fragment_id, old.global_step, attempt)
+            self._push(learner, peer, other, base=peer.version(old.fragment_id) + self.rng.randint(-3, 3))
         manifest = next(peer.messages(FinalManifest), None)
         if manifest is not None and (self.calm or self.rng.random() > 0.3 * self.hostility):
             step = manifest.final_global_step
@@ -321,4 +327,3 @@ class World:
     def _tally(self) -> None:
         for name, count in self.watcher.counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
-

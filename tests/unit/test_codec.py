@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -214,6 +215,21 @@ def test_limits_follow_the_largest_fragment(dtype, init, push):
     assert payload_limit(11, Role.LEARNER, session) == 14 + 16
     assert chunk_total_limit(Role.SYNCER, session) == 13 + max(init, push)
     assert chunk_total_limit(Role.LEARNER, session) == 13 + max(init + 8, 1212)
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+def test_no_size_of_a_session_is_above_the_most_that_is_allocated(dtype):
+    largest = (MAX_ALLOC - HEADER_BYTES - 48) // 4
+    hello = Hello(
+        0, 1, dtype, WireLayout.build([(MergeMode.AVG, [largest], None)]), bytes(32), bytes(32), None, 0
+    )
+    session = Session.from_hello(codec.decode(1, b"".join(map(bytes, codec.encode(hello)))[HEADER_BYTES:]))
+    for role in Role:
+        sizes = [payload_limit(each, role, session) for each in INNER[role]]
+        assert max(*sizes, chunk_total_limit(role, session)) <= MAX_ALLOC
+    more = WireLayout.build([(MergeMode.AVG, [largest + 1], None)])
+    with pytest.raises(errors.LayoutOverflow):
+        codec.decode(1, b"".join(map(bytes, codec.encode(replace(hello, layout=more))))[HEADER_BYTES:])
 
 
 def test_limits_of_first_frames_and_of_small_ones():

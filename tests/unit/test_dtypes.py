@@ -147,7 +147,9 @@ def test_q4_equals_the_formula(seed: int, count: int, kind: str) -> None:
 def test_q4_decodes_any_bytes_by_the_formula(seed: int, count: int) -> None:
     size = dtypes.encoded_bytes(Dtype.Q4, count)
     wire = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8).tobytes()
-    assert same_bits(dtypes.decode(Dtype.Q4, wire, count), plain_q4_decode(wire, count))
+    with np.errstate(invalid="ignore", over="ignore"):
+        expected = plain_q4_decode(wire, count)
+    assert same_bits(dtypes.decode(Dtype.Q4, wire, count), expected)
 
 
 @pytest.mark.parametrize("count", SIZES)

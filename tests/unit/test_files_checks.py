@@ -38,6 +38,7 @@ def trailer(form: TrailerForm, fingerprint: bytes = FINGERPRINT, contract: bytes
     return Trailer(form, fingerprint if form else None, contract, sweep)
 
 
+SWEEP_WITHOUT_CONTRACT = cut(trailer=trailer(TrailerForm.SWEEP_WITHOUT_CONTRACT), contract=None)
 # Not with a contract: V2 proves its layout with the fingerprint at most.
 V2_WITH_FINGERPRINT = cut(version=V2, trailer=trailer(TrailerForm.FINGERPRINT), contract=None)
 
@@ -46,9 +47,25 @@ def load(snapshot: Snapshot, **session: Any) -> Snapshot:
     return files.load_for_resume(io.BytesIO(file_bytes(snapshot)), IsoBackend.SCALAR, **session)
 
 
+HELLO_RULES = {
+    "fingerprint": "snapshot.fingerprint.session",
+    "num_fragments": "snapshot.fragment_count.session",
+    "numel": "snapshot.numel.session",
+    "contract": "snapshot.contract.session",
+    "fragments": "snapshot.layout.grouped",
+}
 SESSION = {"layout": LAYOUT, "fingerprint": FINGERPRINT, "contract": CONTRACT}
 
 
+@pytest.mark.rule("snapshot.magic.resume")
+@pytest.mark.rule("snapshot.iso_backend.resume")
+@pytest.mark.rule("snapshot.fingerprint.session")
+@pytest.mark.rule("snapshot.fragment_count.session")
+@pytest.mark.rule("snapshot.numel.session")
+@pytest.mark.rule("snapshot.trailer.resume")
+@pytest.mark.rule("snapshot.contract.session")
+@pytest.mark.rule("snapshot.layout.grouped")
+@pytest.mark.rule("snapshot.version.contiguous")
 @pytest.mark.parametrize(
     ("snapshot", "session"),
     [
@@ -82,43 +99,67 @@ def at_hello(snapshot: Snapshot, **changes: Any) -> None:
     files.check_session(loaded, *{**SESSION, **changes}.values())
 
 
+@pytest.mark.rule("snapshot.magic.resume")
+@pytest.mark.rule("snapshot.iso_backend.resume")
+@pytest.mark.rule("snapshot.trailer.resume")
+@pytest.mark.rule("snapshot.version.contiguous")
 @pytest.mark.parametrize(
-    ("snapshot", "error", "words"),
+    ("snapshot", "rule", "error", "words"),
     [
-        (cut(version=SnapshotVersion.V1), BackendUnknown, "V1"),
-        (replace(cut(), iso_backend=IsoBackend.TORCH_SVD), BackendMismatch, "torch-svd"),
-        (cut(trailer=trailer(TrailerForm.SWEEP, contract=CONTRACT)), BadTrailer, "policy sweep of 2"),
-        (cut(trailer=trailer(TrailerForm.SWEEP_WITHOUT_CONTRACT), contract=None), BadTrailer, "policy sweep"),
-        (replace(cut(), global_step=4), NotContiguous, "fragment 0"),
-        (replace(cut(), global_step=6), NotContiguous, "fragment 1"),
-        (replace(cut(), fragments=cut(3).fragments[:1] + cut().fragments[1:]), NotContiguous, "fragment 0"),
+        (cut(version=SnapshotVersion.V1), "snapshot.magic.resume", BackendUnknown, "V1"),
+        (
+            replace(cut(), iso_backend=IsoBackend.TORCH_SVD),
+            "snapshot.iso_backend.resume",
+            BackendMismatch,
+            "torch-svd",
+        ),
+        (
+            cut(trailer=trailer(TrailerForm.SWEEP, contract=CONTRACT)),
+            "snapshot.trailer.resume",
+            BadTrailer,
+            "policy sweep of 2",
+        ),
+        (SWEEP_WITHOUT_CONTRACT, "snapshot.trailer.resume", BadTrailer, "policy sweep"),
+        (replace(cut(), global_step=4), "snapshot.version.contiguous", NotContiguous, "fragment 0"),
+        (replace(cut(), global_step=6), "snapshot.version.contiguous", NotContiguous, "fragment 1"),
+        (
+            replace(cut(), fragments=cut(3).fragments[:1] + cut().fragments[1:]),
+            "snapshot.version.contiguous",
+            NotContiguous,
+            "fragment 0",
+        ),
     ],
 )
-def test_what_is_refused_at_start(snapshot: Snapshot, error: type[YetoError], words: str) -> None:
+def test_what_is_refused_at_start(snapshot: Snapshot, rule: str, error: type[YetoError], words: str) -> None:
     with pytest.raises(error, match=words) as caught:
         at_start(snapshot)
-    assert caught.value.rule is not None
+    assert caught.value.rule == rule
     with pytest.raises(error):
         files.check_file(snapshot, IsoBackend.SCALAR)
 
 
+@pytest.mark.rule("snapshot.fingerprint.session")
+@pytest.mark.rule("snapshot.fragment_count.session")
+@pytest.mark.rule("snapshot.numel.session")
+@pytest.mark.rule("snapshot.contract.session")
+@pytest.mark.rule("snapshot.layout.grouped")
 @pytest.mark.parametrize(
     ("snapshot", "changes", "error", "field"),
     [
         (cut(), {"fingerprint": OTHER}, SnapshotMismatch, "fingerprint"),
-        (cut(), {"layout": layout((3,))}, SnapshotMismatch, "fragment_count"),
-        (cut(), {"layout": layout((3,), (2,), (1,))}, SnapshotMismatch, "fragment_count"),
+        (cut(), {"layout": layout((3,))}, SnapshotMismatch, "num_fragments"),
+        (cut(), {"layout": layout((3,), (2,), (1,))}, SnapshotMismatch, "num_fragments"),
         (cut(), {"layout": layout((2,), (2,))}, SnapshotMismatch, "numel"),
         (cut(), {"layout": layout((3,), (3,))}, SnapshotMismatch, "numel"),
         (cut(), {"contract": OTHER}, SnapshotMismatch, "contract"),
         (cut(), {"contract": FINGERPRINT}, SnapshotMismatch, "contract"),
         (cut(contract=None), {}, SnapshotMismatch, "contract"),
-        (cut(version=V2), {}, GroupedLegacySnapshot, None),
+        (cut(version=V2), {}, GroupedLegacySnapshot, "fragments"),
         (
             V2_WITH_FINGERPRINT,
             {},
             GroupedLegacySnapshot,
-            None,
+            "fragments",
         ),
         (
             cut(version=V2, trailer=trailer(TrailerForm.FINGERPRINT, OTHER), contract=None),
@@ -129,11 +170,12 @@ def test_what_is_refused_at_start(snapshot: Snapshot, error: type[YetoError], wo
     ],
 )
 def test_what_is_refused_at_a_hello(
-    snapshot: Snapshot, changes: dict[str, Any], error: type[YetoError], field: str | None
+    snapshot: Snapshot, changes: dict[str, Any], error: type[YetoError], field: str
 ) -> None:
     with pytest.raises(error) as caught:
         at_hello(snapshot, **changes)
     assert caught.value.field == field
+    assert caught.value.rule == HELLO_RULES[field]
     with pytest.raises(error):
         load(snapshot, **{**SESSION, **changes})
 

@@ -21,11 +21,15 @@ from yeto_proto._generated.errors import (
 )
 
 
+@pytest.mark.rule("final_marker.form")
+@pytest.mark.rule("final_marker.global_step.must")
 @pytest.mark.parametrize(("text", "step"), [(b"0", 0), (b"007", 7), (b"18446744073709551615", 2**64 - 1)])
 def test_markers_that_pass(text: bytes, step: int) -> None:
     assert files.parse_marker(b"YETO_FINAL_V1\nglobal_step=" + text + b"\n") == step
 
 
+@pytest.mark.rule("final_marker.form")
+@pytest.mark.rule("final_marker.global_step.must")
 @pytest.mark.parametrize(
     "data",
     [
@@ -69,11 +73,15 @@ def read_final(data: bytes) -> list[Any]:
     return [params.tolist() for params in files.read_final_state_from(io.BytesIO(data))]
 
 
+@pytest.mark.rule("final_state.complete")
+@pytest.mark.rule("final_state.fragment_count.must")
+@pytest.mark.rule("final_state.numel.must")
+@pytest.mark.rule("final_state.end")
 def test_final_state_round_trip_and_faults() -> None:
     data = final_state([1, 2], [3])
     assert read_final(data) == [[1, 2], [3]]
     for size in range(len(data)):
-        with pytest.raises((Truncated, BadFragmentCount)):
+        with pytest.raises(Truncated):
             read_final(data[:size])
     with pytest.raises(TrailingBytes) as caught:
         read_final(data + b"abc")
@@ -82,6 +90,8 @@ def test_final_state_round_trip_and_faults() -> None:
         read_final(bytes(4))
     with pytest.raises(BadNumel):
         read_final(b"\1" + bytes(11))
+    with pytest.raises(Truncated, match="4294967295 fragments"):
+        read_final(b"\xff" * 4 + bytes(100))
     with pytest.raises(Truncated, match="fragment 0 params"):
         read_final(b"\1\0\0\0" + b"\xff" * 8 + bytes(8))
 

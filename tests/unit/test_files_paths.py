@@ -236,6 +236,7 @@ def test_load_checkpoint_checks_what_the_file_can_prove(tmp_path: Path) -> None:
         files.load_checkpoint(path, IsoBackend.SCALAR)
 
 
+@pytest.mark.rule("final_marker.global_step.checkpoint")
 def test_a_marker_must_be_of_its_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "state.ckpt"
     files.write_snapshot(path, NEW)

@@ -85,6 +85,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.endswith("(protocol 4)\n")
 
 
+@pytest.mark.rule("syncer.exit.codes")
 @pytest.mark.parametrize(
     "flags",
     [
@@ -111,6 +112,8 @@ def test_a_mistake_in_the_syntax_is_exit_2(
     assert "see yeto-syncer --help" in one_line(capsys)
 
 
+@pytest.mark.rule("syncer.exit.codes")
+@pytest.mark.rule("syncer.bind.authenticated")
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -232,6 +235,7 @@ def test_the_printed_configuration_can_be_read_back(
     assert values(again) == values(document.read_text())
 
 
+@pytest.mark.rule("syncer.preset.training")
 def test_a_preset_is_overridden_by_single_flags() -> None:
     given = {"preset": "training", "background_checkpoint": False}
     settings = resolve(given, {}, {})
@@ -279,6 +283,7 @@ def test_a_file_that_is_no_toml_is_one_line(tmp_path: Path, capsys: pytest.Captu
     assert "not a TOML file" in one_line(capsys)
 
 
+@pytest.mark.rule("syncer.profile.recipe")
 @pytest.mark.parametrize("vector", AVAILABLE, ids=lambda vector: vector["name"])
 def test_print_profile_gives_the_hash_of_the_recipe(
     vector: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -17,10 +17,21 @@ import numpy as np
 import pytest
 
 from yeto_proto import dtypes
-from yeto_proto._generated.messages import BcastFragment, FinalFragment
+from yeto_proto._generated.errors import BadScale, NonFinite
+from yeto_proto._generated.messages import (
+    BcastFragment,
+    FinalAck,
+    FinalFragment,
+    Heartbeat,
+    InitParams,
+    PushFragment,
+)
 from yeto_proto._generated.types import Dtype
+from yeto_proto.layout import build_layout
+from yeto_proto.session import Session
 from yeto_syncer.core.effects import Effect, Exit, Log, SetTimer, Versioned
 from yeto_syncer.core.events import Disconnected, Event, Opened, Stop, Tick
+from yeto_syncer.shell.checks import PART, bulk_size, encode, examine
 from yeto_syncer.shell.engine import BACKLOG, Engine
 from yeto_syncer.shell.lane import Lane
 from yeto_syncer.shell.logs import Log as LogWriter
@@ -189,6 +200,7 @@ def test_the_line_is_congested_while_too_many_effects_wait() -> None:
 # -- tape
 
 
+@pytest.mark.rule("syncer.tape.lines")
 def test_the_tape_appends_whole_lines_and_repairs_a_torn_one(tmp_path: Path) -> None:
     path = tmp_path / "tape.jsonl"
     path.write_bytes(b'{"step":1}\n{"step":2,"fra')
@@ -399,3 +411,67 @@ def test_bcast_and_final_of_one_version_are_different_payloads() -> None:
     bcast = payloads.get(source, Dtype.F32, final=False)
     bcast.retain()
     assert payloads.get(source, Dtype.F32, final=True) is not bcast
+
+
+# -- checks
+
+
+def session(dtype: Dtype, numel: int) -> Session:
+    layout = build_layout({"embed": numel}, 1)
+    return Session(dtype, layout.wire(), layout.fingerprint(), bytes(32), None)
+
+
+@pytest.mark.parametrize("dtype", list(Dtype), ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("numel", [1, PART - 1, PART, PART + 1, 2 * PART + 7])
+def test_an_init_is_decoded_in_parts_to_the_same_values(dtype: Dtype, numel: int) -> None:
+    workers = Workers("test", 2, Loop())
+    bulk = Dtype.BF16 if dtype is Dtype.Q4 else dtype
+    values = np.linspace(-7, 11, numel, dtype=np.float32)
+    wire = encode(bulk, values, workers.map)
+    assert bytes(wire) == bytes(dtypes.encode(bulk, values))
+    decoded = examine(InitParams(0, wire), session(dtype, numel), workers.map)
+    assert decoded is not None and decoded.flags.aligned
+    assert np.array_equal(decoded, dtypes.decode(bulk, wire, numel))
+    assert workers.close(WAIT_S)
+
+
+@pytest.mark.rule("init_params.tensor.finite")
+@pytest.mark.parametrize("dtype", [Dtype.F32, Dtype.BF16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("place", [0, PART - 1, PART, PART + 5])
+def test_the_first_value_that_is_not_finite_is_named_with_its_offset(dtype: Dtype, place: int) -> None:
+    values = np.zeros(PART + 10, np.float32)
+    values[[place, -1]] = np.nan
+    wire = dtypes.encode(dtype, values)
+    for spread in (map, Workers("test", 2, Loop()).map):
+        with pytest.raises(NonFinite) as refused:
+            examine(InitParams(0, wire), session(dtype, values.size), spread)
+        assert refused.value.offset == place * (4 if dtype is Dtype.F32 else 2)
+
+
+def test_values_that_do_not_lie_on_a_boundary_are_moved_to_one() -> None:
+    values = np.arange(100, dtype=np.float32)
+    shifted = memoryview(b"\0" + values.tobytes())[1:]
+    decoded = examine(InitParams(0, shifted), session(Dtype.F32, 100))
+    assert decoded is not None and decoded.flags.aligned
+    assert np.array_equal(decoded, values)
+
+
+@pytest.mark.rule("push_fragment.delta.finite")
+@pytest.mark.rule("push_fragment.delta.scale")
+def test_a_push_is_checked_in_the_dtype_of_the_session() -> None:
+    for dtype, error in ((Dtype.F32, NonFinite), (Dtype.BF16, NonFinite), (Dtype.Q4, BadScale)):
+        good = np.ones(300, np.float32)
+        bad = np.array([*good[:-1], np.inf], np.float32)
+        assert examine(push(dtype, good), session(dtype, 300)) is None
+        with pytest.raises(error):
+            examine(push(dtype, bad), session(dtype, 300))
+
+
+def push(dtype: Dtype, values: np.ndarray[Any, Any]) -> PushFragment:
+    return PushFragment(0, 0, 1, 1, 0, 1, 1, 1, dtypes.encode(dtype, values))
+
+
+@pytest.mark.parametrize("message", [Heartbeat(0, 1), FinalAck(final_global_step=1)])
+def test_small_messages_have_nothing_to_check(message: Heartbeat | FinalAck) -> None:
+    assert bulk_size(message) == 0
+    assert examine(message, session(Dtype.F32, 10)) is None

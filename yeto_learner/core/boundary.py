@@ -163,19 +163,20 @@ class Boundary:
 
     def _drop_settled_pulls(self, update: BcastFragment, old_version: int) -> None:
         # The version of a fragment is the step of its last merge.  A pull that was waiting when the merge of
-        # its own step arrived asks for a round that is over; one that waited when the syncer went back to an
-        # older checkpoint asks for a round that does not exist any more.  Answering either would spend the
-        # new anchor for nothing.
+        # its own step arrived asks for a round that is over; one of an earlier connection, when the syncer
+        # comes back with an older version, for a round that does not exist any more.  Answering either would
+        # spend the new anchor for nothing.
         if self.reuse_anchor:
             return
-        rewound = update.version < old_version
-        self.pending = [
-            pull
-            for pull in self.pending
-            if pull.fragment_id != update.fragment_id
-            or pull.sequence > update.sequence
-            or not (rewound or old_version < pull.global_step <= update.version)
-        ]
+
+        def over(pull: PullRequest) -> bool:
+            if pull.fragment_id != update.fragment_id or pull.sequence > update.sequence:
+                return False
+            if update.version < old_version:
+                return pull.generation != update.generation
+            return old_version < pull.global_step <= update.version
+
+        self.pending = [pull for pull in self.pending if not over(pull)]
 
     # -- pulls
 

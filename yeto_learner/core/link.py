@@ -58,11 +58,12 @@ class Link:
         self.manifest: FinalManifest | None = None
         self.manifest_epoch: int | None = None  # the epoch that the manifest last came on
         self.finals: dict[int, FinalFragment] = {}
-        self.update_bytes = 0  # tensor bytes of broadcasts that were not taken yet
+        self.update_bytes = 0  # tensor bytes of broadcasts that were not taken yet, and of the one in hand
         self.discard_updates = False  # once the final cut is waited for, broadcasts are only checked
         self._seen: dict[int, Seen] = {}
         self._pulls: deque[PullRequest] = deque()
         self._updates: deque[BcastFragment] = deque()
+        self._in_hand = 0  # tensor bytes of what `take_update` returned last
         self._catching_up: set[int] = set()
         self._ack_step: int | None = None  # the step whose FINAL_ACK was started
         self._sequence = 0
@@ -92,8 +93,7 @@ class Link:
         if self._forget_at_disconnect:
             self._forget_at_disconnect = False
             self._seen.clear()
-            self._updates.clear()
-            self.update_bytes = 0
+            self._clear_updates()
 
     def forget_at_disconnect(self) -> None:
         """Budget mode: at the next disconnect drop broadcasts and versions, so that a rewound restart is
@@ -114,7 +114,12 @@ class Link:
         if isinstance(message, wire.PullReq):
             self._pulls.append(
                 PullRequest(
-                    message.fragment_id, message.global_step, message.round_attempt, now, self._number()
+                    message.fragment_id,
+                    message.global_step,
+                    message.round_attempt,
+                    now,
+                    self._number(),
+                    self.generation,
                 )
             )
         elif isinstance(message, wire.BcastFragment):
@@ -159,7 +164,9 @@ class Link:
             return
         self.update_bytes += _length(message.tensor)
         self._updates.append(
-            BcastFragment(number, version, message.tensor, now, digest, catch_up, self._number())
+            BcastFragment(
+                number, version, message.tensor, now, digest, catch_up, self._number(), self.generation
+            )
         )
 
     def _final_fragment(self, message: wire.FinalFragment, digest: bytes, now: float) -> None:
@@ -193,23 +200,35 @@ class Link:
     def take_updates(self) -> list[BcastFragment]:
         """Every broadcast that was accepted since the last call, in order."""
         updates = list(self._updates)
-        self._updates.clear()
-        self.update_bytes = 0
+        self._clear_updates()
         return updates
 
     def take_update(self) -> BcastFragment | None:
-        """The oldest broadcast that was not taken yet."""
+        """The oldest broadcast that was not taken yet; its bytes count as waiting until the next call."""
+        self.update_bytes -= self._in_hand
+        self._in_hand = 0
         if not self._updates:
             return None
         update = self._updates.popleft()
-        self.update_bytes -= _length(update.data)
+        self._in_hand = _length(update.data)
         return update
 
     def drop_updates(self) -> None:
         """From now on broadcasts are judged but no longer kept: only the final cut counts."""
         self.discard_updates = True
+        self._clear_updates()
+
+    def _clear_updates(self) -> None:
         self._updates.clear()
-        self.update_bytes = 0
+        self.update_bytes = self._in_hand = 0
+
+    @property
+    def has_updates(self) -> bool:
+        return bool(self._updates)
+
+    @property
+    def has_pulls(self) -> bool:
+        return bool(self._pulls)
 
     # -- the final cut
 

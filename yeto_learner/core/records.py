@@ -1,7 +1,8 @@
 """What a learner receives, as records for its own code: no frame, no socket.
 
 The fields after the comment take no part in equality, so that two receptions of the same thing compare equal.
-`sequence` numbers pulls and broadcasts of one client in the order of their arrival.
+`sequence` numbers pulls and broadcasts of one client in the order of their arrival, `generation` is the
+connection that they came on.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class PullRequest:
     # not compared
     received_at: float = field(default=0.0, compare=False)  # seconds, the client's monotonic clock
     sequence: int = field(default=0, compare=False)
+    generation: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class BcastFragment:
     payload_hash: bytes = field(default=b"", compare=False, repr=False)  # block digest of `data`
     catch_up: bool = field(default=False, compare=False)  # first broadcast of this fragment after a redial
     sequence: int = field(default=0, compare=False)
+    generation: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,11 +93,14 @@ class Anchor:
         return (self._halves if self._values is None else self._values).view(np.uint8).data
 
 
-def blend(local: F32, raw: F32, alpha: float) -> F32:
-    """alpha * local + (1 - alpha) * raw, in f32."""
-    mixed = local * np.float32(alpha)
-    mixed += raw * np.float32(1.0 - alpha)
-    return mixed
+def blend(local: F32, raw: F32, alpha: float, scratch: F32) -> F32:
+    """alpha * local + (1 - alpha) * raw, in f32; `scratch` is two rows at least as long, the result is in the
+    first.
+    """
+    mixed, share = scratch[0, : len(raw)], scratch[1, : len(raw)]
+    np.multiply(local, np.float32(alpha), out=mixed)
+    np.multiply(raw, np.float32(1.0 - alpha), out=share)
+    return np.add(mixed, share, out=mixed)
 
 
 def install(
@@ -119,6 +122,7 @@ def install(
         return
     view = memoryview(data)
     width = len(view) // anchor.numel
+    scratch = np.empty((2, min(BLOCK, anchor.numel)), np.float32)
     for name, start, first, count in blocks(spans):
         old = anchor.read(first, count).copy() if mode is InstallMode.SHIFT else None
         raw = anchor.load(first, count, dtype, view[first * width : (first + count) * width])
@@ -128,7 +132,7 @@ def install(
                 progress += raw
                 local.write(name, start, progress)
         elif mode is InstallMode.BLEND and alpha > 0:
-            local.write(name, start, blend(local.read(name, start, start + count), raw, alpha))
+            local.write(name, start, blend(local.read(name, start, start + count), raw, alpha, scratch))
         elif mode is not InstallMode.ANCHOR_ONLY:
             local.write(name, start, raw)
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float32]
 
 BETAS = (0.9, 0.98)
-EPSILON = 1e-8
+EPSILON = 1e-8  # of Adam, not of the wire
 DECAY = 0.01
 
 

@@ -67,12 +67,11 @@ class Demo:
 
     def run(self) -> Result:
         corpus = load_corpus(self._settings.learners)
-        model = self._settings.model
-        first = model.init(self._settings.seed)
+        first = self._settings.model.init(self._settings.seed)
         layout = build_layout({name: value.shape for name, value in first.items()}, self._settings.fragments)
         self._folder.layout.write_text(layout.to_json() + "\n")
         self._phase("measuring the untrained model")
-        self._story.before = model.loss(first, corpus.held_out)
+        self._story.before = self._measure(first, corpus)
 
         crew = Crew(self._guard, self._folder.logs)
         with crew.running():
@@ -88,13 +87,12 @@ class Demo:
 
     def _compare(self, corpus: Corpus, first: Parameters, layout: Layout, syncer: Child) -> Result:
         """Measures what was trained and checks the promises, from the files alone."""
-        model = self._settings.model
         snapshot = read_snapshot(self._folder.checkpoint)
         fragments = [fragment.params for fragment in snapshot.fragments]
         merged = {name: values.reshape(first[name].shape) for name, values in named(layout, fragments)}
-        self._story.merged = model.loss(merged, corpus.held_out)
-        self._story.alone_on_shard = model.loss(_load(self._alone_file("shard")), corpus.held_out)
-        self._story.alone_on_full = model.loss(_load(self._alone_file("all")), corpus.held_out)
+        self._story.merged = self._measure(merged, corpus)
+        self._story.alone_on_shard = self._measure(_load(self._alone_file("shard")), corpus)
+        self._story.alone_on_full = self._measure(_load(self._alone_file("all")), corpus)
         self._story.seconds = self._clock()
         promises = check(
             Evidence(
@@ -109,6 +107,9 @@ class Demo:
             )
         )
         return Result(self._story, promises, layout)
+
+    def _measure(self, parameters: Parameters, corpus: Corpus) -> float:
+        return self._settings.model.loss(parameters, corpus.held_out, self._settings.measure_windows)
 
     # -- phases
 

@@ -25,18 +25,21 @@ class Settings:
     fragments: int = 4
     streams: int = 2
     dtype: str = "bf16"
-    rounds: int = 200
-    inner_steps: int = 24
+    rounds: int = 160
+    inner_steps: int = 20
     outer_rate: float = 0.5
     outer_momentum: float = 0.8
     batch: int = 256
     rate: float = 2e-3
     victim: int = 1
     """The learner that is killed."""
-    kill_at: int = 80
+    kill_at: int = 60
     """The round after which it is killed."""
-    evaluate_every: int = 60
+    evaluate_every: int = 50
+    """Local steps between two held-out losses of the curves, which look at `evaluate_windows` places."""
     evaluate_windows: int = 2048
+    measure_windows: int | None = None
+    """Places of the held-out text that the four final losses look at; None for all (about 45,000)."""
     backend: Literal["numpy", "torch"] = "numpy"
 
     @property
@@ -51,7 +54,14 @@ class Settings:
     def quick(self) -> Settings:
         """The same run, shorter: for tests and the impatient."""
         return replace(
-            self, rounds=96, inner_steps=12, kill_at=20, batch=160, evaluate_every=30, evaluate_windows=1024
+            self,
+            rounds=96,
+            inner_steps=12,
+            kill_at=20,
+            batch=160,
+            evaluate_every=30,
+            evaluate_windows=1024,
+            measure_windows=16384,
         )
 
 

@@ -12,7 +12,10 @@ from typing import Any, BinaryIO, Final, TypeAlias
 
 import numpy as np
 
-from yeto_proto._generated.errors import BadArgument, TrailingBytes, Truncated
+from yeto_proto._generated.errors import BadArgument
+from yeto_proto.errors_base import YetoError
+
+from ._rules import broken
 
 Buffer: TypeAlias = Any  # anything with the buffer protocol; collections.abc.Buffer needs Python 3.12
 Progress: TypeAlias = Callable[[int, int], None]
@@ -30,7 +33,7 @@ class Source:
     def __init__(
         self, stream: BinaryIO, kind: str, *, size: int | None = None, progress: Progress | None = None
     ) -> None:
-        self.kind = kind
+        self._prefix = kind.replace(" ", "_")
         self.offset = 0
         self.size = _bytes_left(stream) if size is None else size
         self._stream = stream
@@ -91,18 +94,11 @@ class Source:
     def at_end(self) -> None:
         """Raises TrailingBytes, with their number, unless everything was read."""
         if self.remaining:
-            raise TrailingBytes(
-                rule=f"{self.kind.replace(' ', '_')}.end",
-                frame=self.kind,
-                offset=self.offset,
-                seen=self.remaining,
-                detail="bytes after the end",
-            )
+            raise broken(f"{self._prefix}.end", offset=self.offset, seen=self.remaining)
 
-    def _truncated(self, what: str, needed: int, left: int) -> Truncated:
-        return Truncated(
-            rule=f"{self.kind.replace(' ', '_')}.complete",
-            frame=self.kind,
+    def _truncated(self, what: str, needed: int, left: int) -> YetoError:
+        return broken(
+            f"{self._prefix}.complete",
             field=what,
             offset=self.offset,
             limit=needed,

@@ -8,25 +8,16 @@ first rule that is broken, in the order of the functions below; nothing has been
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from yeto_proto._generated.errors import (
-    BackendMismatch,
-    BackendUnknown,
-    BadTrailer,
-    GroupedLegacySnapshot,
-    NotContiguous,
-    SnapshotMismatch,
-)
+from yeto_proto._generated.files import TRAILERS, SnapshotVersion
 from yeto_proto._generated.types import IsoBackend
-from yeto_proto._wire_files import SnapshotVersion, TrailerForm
 
+from ._rules import broken
 from .model import Snapshot, SnapshotHead, Trailer
-
-_KIND: Final = "snapshot"
 
 
 class NumericLayout(Protocol):
@@ -58,10 +49,8 @@ def expected_version(global_step: int, fragment: int, num_fragments: int) -> int
 def check_version(head: SnapshotHead) -> None:
     """V1 is never resumed: it does not say which iso backend made it.  Raises BackendUnknown."""
     if head.version is SnapshotVersion.V1:
-        raise BackendUnknown(
-            rule="snapshot.magic.resume",
-            frame=_KIND,
-            field="magic",
+        raise broken(
+            "snapshot.magic.resume",
             offset=0,
             detail="a V1 snapshot does not record its iso backend and cannot be resumed; migrate it to V3",
         )
@@ -70,17 +59,10 @@ def check_version(head: SnapshotHead) -> None:
 def check_backend(head: SnapshotHead, configured: IsoBackend) -> None:
     """The file was made with the configured backend.  Raises BackendUnknown, BackendMismatch."""
     if head.iso_backend is None:
-        raise BackendUnknown(
-            rule="snapshot.iso_backend.resume",
-            frame=_KIND,
-            field="iso_backend",
-            detail="the snapshot does not record one",
-        )
+        raise broken("snapshot.magic.resume", offset=0, detail="the snapshot does not record an iso backend")
     if head.iso_backend is not configured:
-        raise BackendMismatch(
-            rule="snapshot.iso_backend.resume",
-            frame=_KIND,
-            field="iso_backend",
+        raise broken(
+            "snapshot.iso_backend.resume",
             limit=_name(configured),
             seen=_name(head.iso_backend),
             detail="the snapshot was made with another iso backend than the configured one",
@@ -90,20 +72,35 @@ def check_backend(head: SnapshotHead, configured: IsoBackend) -> None:
 def check_fingerprint(recorded: bytes | None, fingerprint: bytes) -> None:
     """A fingerprint that the file records is the session's.  Raises SnapshotMismatch."""
     if recorded is not None and recorded != fingerprint:
-        raise _mismatch("fingerprint", fingerprint.hex(), recorded.hex(), "another layout fingerprint")
+        raise broken(
+            "snapshot.fingerprint.session",
+            limit=fingerprint.hex(),
+            seen=recorded.hex(),
+            detail="another layout fingerprint",
+        )
 
 
 def check_fragment_count(num_fragments: int, layout: NumericLayout) -> None:
     """The file has as many fragments as the layout.  Raises SnapshotMismatch."""
     if num_fragments != layout.num_fragments:
-        raise _mismatch("fragment_count", layout.num_fragments, num_fragments, "another number of fragments")
+        raise broken(
+            "snapshot.fragment_count.session",
+            limit=layout.num_fragments,
+            seen=num_fragments,
+            detail="another number of fragments",
+        )
 
 
 def check_numel(fragment: int, numel: int, layout: NumericLayout) -> None:
     """A fragment has as many values as in the layout.  Raises SnapshotMismatch."""
     expected = int(layout.fragment_numels[fragment])
     if numel != expected:
-        raise _mismatch("numel", expected, numel, f"another size of fragment {fragment}")
+        raise broken(
+            "snapshot.numel.session",
+            limit=expected,
+            seen=numel,
+            detail=f"another size of fragment {fragment}",
+        )
 
 
 def check_layout(numels: Sequence[int], layout: NumericLayout) -> None:
@@ -115,11 +112,9 @@ def check_layout(numels: Sequence[int], layout: NumericLayout) -> None:
 
 def check_trailer(trailer: Trailer) -> None:
     """The file is not one of a policy sweep, which can only be inspected and exported.  Raises BadTrailer."""
-    if trailer.form in (TrailerForm.SWEEP, TrailerForm.SWEEP_WITHOUT_CONTRACT):
-        raise BadTrailer(
-            rule="snapshot.trailer.resume",
-            frame=_KIND,
-            field="trailer",
+    if not TRAILERS[trailer.form].resume:
+        raise broken(
+            "snapshot.trailer.resume",
             seen=f"{int(trailer.form)} bytes",
             detail=f"a policy sweep of {trailer.sweep_fragments} fragments cannot be resumed",
         )
@@ -135,9 +130,19 @@ def check_contract(snapshot: Snapshot, contract: bytes, fingerprint: bytes) -> N
         return
     recorded = snapshot.contract
     if recorded is None and contract != fingerprint:
-        raise _mismatch("contract", contract.hex(), "none", "the snapshot records no session contract")
+        raise broken(
+            "snapshot.contract.session",
+            limit=contract.hex(),
+            seen="none",
+            detail="the snapshot records no session contract",
+        )
     if recorded is not None and recorded != contract:
-        raise _mismatch("contract", contract.hex(), recorded.hex(), "another session contract")
+        raise broken(
+            "snapshot.contract.session",
+            limit=contract.hex(),
+            seen=recorded.hex(),
+            detail="another session contract",
+        )
 
 
 def check_grouped(version: SnapshotVersion, layout: NumericLayout) -> None:
@@ -150,9 +155,8 @@ def check_grouped(version: SnapshotVersion, layout: NumericLayout) -> None:
     for fragment in range(layout.num_fragments):
         tensors = len(layout.numels(fragment))
         if tensors != 1:
-            raise GroupedLegacySnapshot(
-                rule="snapshot.layout.grouped",
-                frame=_KIND,
+            raise broken(
+                "snapshot.layout.grouped",
                 limit=1,
                 seen=tensors,
                 detail=f"fragment {fragment} groups {tensors} tensors, whose order V2 cannot prove",
@@ -164,10 +168,8 @@ def check_round_robin(versions: Sequence[int], global_step: int) -> None:
     for fragment, version in enumerate(versions):
         expected = expected_version(global_step, fragment, len(versions))
         if version != expected:
-            raise NotContiguous(
-                rule="snapshot.version.contiguous",
-                frame=_KIND,
-                field="version",
+            raise broken(
+                "snapshot.version.contiguous",
                 limit=expected,
                 seen=version,
                 detail=f"version of fragment {fragment} at global step {global_step}",
@@ -199,9 +201,3 @@ def check_session(snapshot: Snapshot, layout: NumericLayout, fingerprint: bytes,
 
 def _name(backend: IsoBackend) -> str:
     return backend.name.lower().replace("_", "-")
-
-
-def _mismatch(field: str, expected: object, found: object, detail: str) -> SnapshotMismatch:
-    return SnapshotMismatch(
-        rule=f"snapshot.{field}.session", frame=_KIND, field=field, limit=expected, seen=found, detail=detail
-    )

@@ -7,9 +7,10 @@ from typing import BinaryIO, Final
 
 import numpy as np
 
-from yeto_proto._generated.errors import BadArgument, BadFragmentCount, BadNumel
-from yeto_proto._wire_files import COUNT, F32, NUMEL, U32_MAX
+from yeto_proto._generated.errors import BadArgument
+from yeto_proto._generated.files import COUNT, F32, NUMEL, U32_MAX
 
+from ._rules import broken
 from ._stream import Progress, Sink, Source
 from .model import F32Array
 from .paths import FilePath, open_raw, replace_file
@@ -50,23 +51,14 @@ def read_final_state_from(
 
 def _fragments(source: Source) -> Iterator[F32Array]:
     count = int(COUNT.parse(source.read(COUNT.sizeof(), "fragment count")))
-    most = source.remaining // NUMEL.sizeof()
-    if not 1 <= count <= most:
-        raise BadFragmentCount(
-            rule="final_state.fragment_count.must",
-            frame=_KIND,
-            field="fragment_count",
-            offset=0,
-            limit=f"1..{most}",
-            seen=count,
-        )
+    if not count:
+        raise broken("final_state.fragment_count.must", offset=0, seen=0)
+    source.need(count * NUMEL.sizeof(), f"{count} fragments")
     for fragment in range(count):
         start = source.offset
         numel = int(NUMEL.parse(source.read(NUMEL.sizeof(), f"fragment {fragment} numel")))
         if not numel:
-            raise BadNumel(
-                rule="final_state.numel.must", frame=_KIND, field="numel", offset=start, limit=1, seen=numel
-            )
+            raise broken("final_state.numel.must", offset=start, limit=1, seen=numel)
         what = f"fragment {fragment} params"
         source.need(numel * F32.itemsize, what)
         params = np.empty(numel, F32)

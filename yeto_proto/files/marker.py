@@ -7,14 +7,16 @@ import re
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from yeto_proto._generated.constants import FINAL_MARKER_TAG
-from yeto_proto._generated.errors import BadArgument, BadMarker
-from yeto_proto._wire_files import U64_MAX
+from yeto_proto._generated.errors import BadArgument
+from yeto_proto._generated.files import MARKER_LINES, U64_MAX
 
+from ._rules import broken
 from .paths import FilePath, read_checkpoint_step, remove_file, replace_file
 
 _KIND: Final = "final marker"
-_FORM: Final = re.compile(re.escape(FINAL_MARKER_TAG).encode() + rb"\nglobal_step=([0-9]+)\n")
+_TEXT: Final = "".join(f"{line}\n" for line in MARKER_LINES)
+_BEFORE, _, _AFTER = _TEXT.partition("<decimal>")
+_FORM: Final = re.compile(f"{re.escape(_BEFORE)}([0-9]+){re.escape(_AFTER)}".encode())
 # No writer makes more than 50 bytes; leading zeros are allowed, but not for ever.
 _LONGEST: Final = 4096
 
@@ -28,22 +30,19 @@ def format_marker(global_step: int) -> bytes:
     """The exact bytes of a marker.  Raises BadArgument for a step outside u64."""
     if not 0 <= global_step <= U64_MAX:
         raise BadArgument(frame=_KIND, field="global_step", limit=f"0..{U64_MAX}", seen=global_step)
-    return f"{FINAL_MARKER_TAG}\nglobal_step={global_step}\n".encode()
+    return f"{_BEFORE}{global_step}{_AFTER}".encode()
 
 
 def parse_marker(data: bytes) -> int:
     """The global step of a marker's bytes.  Raises BadMarker for anything but the exact form."""
     match = _FORM.fullmatch(data)
     if match is None:
-        limit = f"{FINAL_MARKER_TAG}\\nglobal_step=<decimal>\\n"
-        raise BadMarker(rule="final_marker.form", frame=_KIND, offset=0, limit=limit, seen=ascii(data[:64]))
+        raise broken("final_marker.form", offset=0, limit=ascii(_TEXT), seen=ascii(data[:64]))
     digits = match[1].lstrip(b"0") or b"0"
     step = int(digits) if len(digits) <= len(str(U64_MAX)) else U64_MAX + 1
     if step > U64_MAX:
-        raise BadMarker(
-            rule="final_marker.global_step.must",
-            frame=_KIND,
-            field="global_step",
+        raise broken(
+            "final_marker.global_step.must",
             offset=match.start(1),
             limit=U64_MAX,
             seen=digits.decode(),
@@ -70,14 +69,7 @@ def verify_marker(checkpoint: FilePath) -> int:
     marked, step = read_marker(checkpoint), read_checkpoint_step(checkpoint)
     if marked != step:
         detail = "the marker is of another step than the checkpoint"
-        raise BadMarker(
-            rule="final_marker.global_step.checkpoint",
-            frame=_KIND,
-            field="global_step",
-            limit=step,
-            seen=marked,
-            detail=detail,
-        )
+        raise broken("final_marker.global_step.checkpoint", limit=step, seen=marked, detail=detail)
     return step
 
 

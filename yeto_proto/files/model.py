@@ -9,8 +9,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from yeto_proto._generated.files import SnapshotVersion, TrailerForm
 from yeto_proto._generated.types import IsoBackend
-from yeto_proto._wire_files import SnapshotVersion, TrailerForm
 
 __all__ = [
     "F32Array",

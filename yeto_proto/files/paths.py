@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from yeto_proto._generated.errors import BadArgument
+from yeto_proto._generated.files import SnapshotVersion
 from yeto_proto._generated.types import IsoBackend
-from yeto_proto._wire_files import SnapshotVersion
 
 from ._stream import Progress
 from .model import Snapshot

@@ -12,19 +12,8 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from yeto_proto._generated.constants import HASH_BYTES
-from yeto_proto._generated.errors import (
-    BackendUnknown,
-    BadArgument,
-    BadFileMagic,
-    BadFragmentCount,
-    BadNumel,
-    BadTrailer,
-    DuplicateLedger,
-    Truncated,
-    WrongState,
-)
-from yeto_proto._generated.types import IsoBackend
-from yeto_proto._wire_files import (
+from yeto_proto._generated.errors import BadArgument, WrongState
+from yeto_proto._generated.files import (
     ARRAYS_PER_FRAGMENT,
     COUNT,
     F32,
@@ -38,7 +27,10 @@ from yeto_proto._wire_files import (
     SnapshotVersion,
     TrailerForm,
 )
+from yeto_proto._generated.types import IsoBackend
+from yeto_proto.errors_base import YetoError
 
+from ._rules import broken
 from ._stream import PIECE_BYTES, Progress, Source
 from .model import F32Array, FragmentState, LedgerEntry, Snapshot, SnapshotHead, Trailer
 
@@ -133,18 +125,10 @@ class SnapshotReader:
         self._given = 0
         self._ledger: dict[int, LedgerEntry] | None = None
         prefix = _read_prefix(self._source)
-        count_at = self._source.offset
         count = int(COUNT.parse(self._source.read(COUNT.sizeof(), "fragment count")))
-        most = self._source.remaining // FRAGMENT.sizeof()
-        if not 1 <= count <= most:
-            raise BadFragmentCount(
-                rule="snapshot.fragment_count.must",
-                frame=_KIND,
-                field="fragment_count",
-                offset=count_at,
-                limit=f"1..{most}",
-                seen=count,
-            )
+        if not count:
+            raise broken("snapshot.fragment_count.must", offset=self._source.offset - COUNT.sizeof(), seen=0)
+        self._source.need(count * FRAGMENT.sizeof(), f"{count} fragments")
         self.head = SnapshotHead(*prefix, count)
 
     @property
@@ -212,14 +196,8 @@ class SnapshotReader:
         found = FRAGMENT.parse(self._source.read(FRAGMENT.sizeof(), f"fragment {number} head"))
         version, numel = int(found.version), int(found.numel)
         if numel < 1:
-            raise BadNumel(
-                rule="snapshot.numel.must",
-                frame=_KIND,
-                field="numel",
-                offset=start,
-                limit=1,
-                seen=numel,
-                detail=f"fragment {number}",
+            raise broken(
+                "snapshot.numel.must", offset=start, limit=1, seen=numel, detail=f"fragment {number}"
             )
         self._fragment = FragmentReader(self._source, number, version, numel)
         self._given += 1
@@ -236,10 +214,8 @@ class SnapshotReader:
             self._source.read_into(entries, "ledger")
             for learner_id, merges, steps, tokens in entries.tolist():
                 if learner_id in ledger:
-                    raise DuplicateLedger(
-                        rule="snapshot.ledger.unique",
-                        frame=_KIND,
-                        field="ledger.learner_id",
+                    raise broken(
+                        "snapshot.ledger.unique",
                         offset=start + len(ledger) * LEDGER_ENTRY.itemsize,
                         seen=learner_id,
                     )
@@ -271,16 +247,8 @@ class SnapshotReader:
         return Trailer(form, fingerprint, found.get("contract"), sweep)
 
     @staticmethod
-    def _bad_trailer(offset: int, detail: str, seen: object, limit: object = None) -> BadTrailer:
-        return BadTrailer(
-            rule="snapshot.trailer.must",
-            frame=_KIND,
-            field="trailer",
-            offset=offset,
-            detail=detail,
-            seen=seen,
-            limit=limit,
-        )
+    def _bad_trailer(offset: int, detail: str, seen: object, limit: object = None) -> YetoError:
+        return broken("snapshot.trailer.must", offset=offset, detail=detail, seen=seen, limit=limit)
 
 
 def read_global_step(stream: BinaryIO) -> int:
@@ -290,9 +258,8 @@ def read_global_step(stream: BinaryIO) -> int:
     """
     data = stream.read(max(PREFIX_BYTES.values()))
     if len(data) < _SHORTEST_PREFIX:
-        raise Truncated(
-            rule="snapshot.complete",
-            frame=_KIND,
+        raise broken(
+            "snapshot.complete",
             offset=len(data),
             limit=_SHORTEST_PREFIX,
             seen=len(data),
@@ -306,10 +273,8 @@ def _read_prefix(source: Source) -> tuple[SnapshotVersion, IsoBackend | None, by
     version = _VERSIONS.get(magic)
     if version is None:
         known = ", ".join(f"{each:#010x}" for each in _VERSIONS)
-        raise BadFileMagic(
-            rule="snapshot.magic.must",
-            frame=_KIND,
-            field="magic",
+        raise broken(
+            "snapshot.magic.must",
             offset=0,
             limit=known,
             seen=f"{magic:#010x}",
@@ -321,14 +286,7 @@ def _read_prefix(source: Source) -> tuple[SnapshotVersion, IsoBackend | None, by
     try:
         known_backend = None if backend is None else IsoBackend(backend)
     except ValueError:
-        raise BackendUnknown(
-            rule="snapshot.iso_backend.must",
-            frame=_KIND,
-            field="iso_backend",
-            offset=start,
-            limit="0 or 1",
-            seen=backend,
-        ) from None
+        raise broken("snapshot.iso_backend.must", offset=start, limit="0 or 1", seen=backend) from None
     return version, known_backend, found.get("fingerprint"), int(found.global_step)
 
 

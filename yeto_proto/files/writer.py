@@ -9,7 +9,7 @@ import numpy as np
 
 from yeto_proto._generated.constants import HASH_BYTES
 from yeto_proto._generated.errors import BadArgument, WrongState
-from yeto_proto._wire_files import (
+from yeto_proto._generated.files import (
     ARRAYS_PER_FRAGMENT,
     COUNT,
     F32,

@@ -14,7 +14,7 @@ from yeto_proto._generated.errors import (
 from yeto_proto._generated.messages import DataHello, Hello
 from yeto_proto._generated.types import FrameType
 from yeto_proto.errors_base import YetoError
-from yeto_proto.files import Snapshot
+from yeto_proto.files.model import Snapshot
 from yeto_proto.session import Session
 from yeto_syncer.core import resume
 from yeto_syncer.core.config import Config

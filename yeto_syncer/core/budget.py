@@ -6,6 +6,8 @@ it.
 
 from __future__ import annotations
 
+from yeto_proto._generated.machines import BUDGET, BudgetInput
+from yeto_proto.machine import advance
 from yeto_syncer.core.config import Config
 from yeto_syncer.core.failure import RunError
 from yeto_syncer.core.jobs import Link
@@ -26,11 +28,11 @@ class Cutoff:
         expected = set(range(config.learners)) - set(config.observers)
         self._leases = dict.fromkeys(sorted(expected), self.drain_deadline)
         self._expected = len(expected)
+        self.state = BUDGET.initial
 
-    @property
-    def complete(self) -> bool:
-        """True when every configured learner has reported."""
-        return not self._leases
+    def take(self, happened: BudgetInput) -> None:
+        """Go where the machine of the spec leads. SAVING begins with the last report that was missing."""
+        self.state = advance(BUDGET, self.state, happened)
 
     def reported(self, learner_id: int) -> bool:
         return learner_id in self._reported
@@ -39,6 +41,7 @@ class Cutoff:
         """The one report of a learner, with the right count and from its current generation."""
         self._reported.add(link.learner_id)
         self._leases.pop(link.learner_id, None)
+        self.take(BudgetInput.REPORT if self._leases else BudgetInput.LAST_REPORT)
         self._outbox.log(
             "info",
             "learner budget reported",
@@ -70,6 +73,7 @@ class Cutoff:
             )
         stalled = [str(learner) for learner, until in self._leases.items() if now >= until]
         if stalled:
+            self.take(BudgetInput.LEASE_OVER)
             raise RunError(
                 f"no progress from learner {', '.join(stalled)} for {self._patience:g} s, "
                 f"{len(self._reported)}/{self._expected} budget reports received; learner-budget cutoff; "

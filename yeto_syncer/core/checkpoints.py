@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from yeto_proto.files import Snapshot
+from yeto_proto.files.model import Snapshot
 from yeto_syncer.core.config import Config
 from yeto_syncer.core.effects import Save, SaveKind
 from yeto_syncer.core.failure import RunError

@@ -4,6 +4,7 @@ tape."""
 from __future__ import annotations
 
 from yeto_proto._generated.errors import NonFiniteMerge
+from yeto_proto._generated.machines import RoundInput, RoundState
 from yeto_syncer.core import tape
 from yeto_syncer.core.checkpoints import Checkpoints
 from yeto_syncer.core.config import Config
@@ -14,7 +15,7 @@ from yeto_syncer.core.ledger import Ledger
 from yeto_syncer.core.model import Model
 from yeto_syncer.core.outbox import Outbox
 from yeto_syncer.core.registry import Registry
-from yeto_syncer.core.rounds import Round, RoundState
+from yeto_syncer.core.rounds import Round
 
 NON_FINITE_LIMIT = 3  # merges in a row on one fragment that may fail before the run ends (D33)
 
@@ -57,7 +58,7 @@ class Commits:
         if fragment.version != round_.base_version:
             raise AssertionError(f"fragment {round_.fragment_id} changed under step {round_.global_step}")
         dtype = self._model.session.dtype
-        round_.state = RoundState.MERGING
+        round_.take(RoundInput.TURN)
         self._merging = round_
         self._started = now
         job = MergeJob(
@@ -92,7 +93,7 @@ class Commits:
         for answer in round_.answers():
             self._ledger.charge(answer.link.learner_id, answer.c_steps, answer.c_tokens)
         round_.release_deltas()
-        round_.state = RoundState.COMMITTING
+        round_.take(RoundInput.MERGED)
         self._committed = (round_, result.gnorm)
         # The last step is never broadcast, so nothing of it shows before the terminal checkpoint (D20).
         if self._config.per_round_checkpoint and step != self._config.total_steps:
@@ -131,7 +132,7 @@ class Commits:
                     now=now,
                 )
             )
-        round_.state = RoundState.COMMITTED
+        round_.take(RoundInput.DURABLE)
         self._non_finite.pop(round_.fragment_id, None)
         self._outbox.count("rounds_committed")
         self._outbox.log(

@@ -22,6 +22,7 @@ ISO_BACKENDS: Final = ("scalar", "torch-svd")
 FOLDS: Final = ("at-close", "on-arrival")
 
 MAX_U32: Final = 2**32 - 1
+MAX_U64: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,7 @@ class Config:
             ("--pipeline", self.pipeline),
             ("--min-round-interval-ms", self.min_round_interval_ms),
             ("--checkpoint-every", self.checkpoint_every),
+            ("--quorum-timeout-s", max(self.quorum_timeout_s, 0)),
             ("--final-ack-timeout-s", self.final_ack_timeout_s or 0),
             ("--max-base-lag", self.max_base_lag or 0),
             ("--shutdown-timeout-s", self.shutdown_timeout_s),
@@ -205,6 +207,8 @@ class Config:
         ):
             if not value >= 0:
                 yield Problem(flag, f"must not be negative, got {value}", "give 0 or more")
+            elif value > (MAX_U32 if flag == "--pipeline" else MAX_U64):
+                yield Problem(flag, f"{value} is too large", "give a smaller number")
         for flag, real in (
             ("--grace-gamma", self.grace_gamma),
             ("--grace-tau", self.grace_tau),

@@ -19,7 +19,7 @@ from yeto_proto._generated.messages import (
     PushFragment,
 )
 from yeto_proto.errors_base import YetoError
-from yeto_proto.files import Snapshot
+from yeto_proto.files.model import Snapshot
 from yeto_syncer.core import resume, tape
 from yeto_syncer.core.admission import Admission
 from yeto_syncer.core.config import Config

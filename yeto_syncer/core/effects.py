@@ -17,7 +17,7 @@ from yeto_syncer.core.jobs import F32, Link, MergeJob
 if TYPE_CHECKING:
     from yeto_proto._generated.messages import Message
     from yeto_proto.errors_base import YetoError
-    from yeto_proto.files import Snapshot
+    from yeto_proto.files.model import Snapshot
     from yeto_proto.session import Session
 
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]

@@ -6,12 +6,13 @@ An ACK counts only from a generation that the whole cut was queued to, and once 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum
 
 from yeto_proto._generated import rules
 from yeto_proto._generated.constants import FINALIZATION_REVISION
+from yeto_proto._generated.machines import FINALIZATION, FinalizationInput, FinalizationState
 from yeto_proto._generated.messages import FinalAck, FinalManifest, Shutdown
 from yeto_proto._generated.types import FrameType
+from yeto_proto.machine import advance
 from yeto_syncer.core.config import Config
 from yeto_syncer.core.effects import Deliver, Send
 from yeto_syncer.core.failure import RunError
@@ -22,19 +23,11 @@ from yeto_syncer.core.registry import Group, Registry
 from yeto_syncer.core.tokens import Tokens
 
 
-class FinalizationState(Enum):
-    """DELIVERING: the first round of cuts is on its way. ACKS: it has left. CLOSING: all ACKs are in,
-    SHUTDOWN is
-    sent, and the cuts of observers may still be on their way. COMPLETE: the process may end."""
-
-    DELIVERING = "delivering"
-    ACKS = "acks"
-    CLOSING = "closing"
-    COMPLETE = "complete"
-
-
 class Finalization:
-    """One terminal exchange. `global_step` and `eligible` are what the rules of FINAL_ACK look at."""
+    """One terminal exchange, from the first cut that is sent.
+
+    `global_step` and `eligible` are what the rules of FINAL_ACK look at.
+    """
 
     def __init__(
         self, config: Config, registry: Registry, model: Model, tokens: Tokens, outbox: Outbox, now: float
@@ -59,7 +52,7 @@ class Finalization:
                 "no learner is connected to take the final cut; finalization; "
                 "start the learners and this command again with --resume"
             )
-        self.state = FinalizationState.DELIVERING
+        self.state = FINALIZATION.initial
         # Sending may take longer than the learners may take to answer, so each fragment that has left moves
         # the
         # deadline until the first round of cuts is out. From then on nothing moves it.
@@ -123,17 +116,19 @@ class Finalization:
         if self.state is FinalizationState.CLOSING:
             self._shutdown([link])
         elif not self.missing:
-            self.state = FinalizationState.CLOSING
+            self._take(FinalizationInput.LAST_ACK)
             self._outbox.log("info", "all learners acknowledged final cut", learners=len(self._expected))
             self._shutdown(self._acked.values())
 
     def advance(self, now: float) -> None:
         """Look at the time. Raises RunError when the ACKs did not come in time."""
         if self.state is FinalizationState.CLOSING:
-            waiting = any(self._registry.is_observer(link.learner_id) for link in self._outstanding)
-            if not waiting or now >= self.deadline:
-                self.state = FinalizationState.COMPLETE
+            if not any(self._registry.is_observer(link.learner_id) for link in self._outstanding):
+                self._take(FinalizationInput.FLUSHED)
+            elif now >= self.deadline:
+                self._take(FinalizationInput.TIMED_OUT)
         elif now >= self.deadline:
+            self._take(FinalizationInput.TIMED_OUT)
             ids = ", ".join(str(learner) for learner in self.missing)
             raise RunError(
                 f"no final acknowledgement from learner {ids} within {self._config.final_ack_s:g} s; "
@@ -163,7 +158,10 @@ class Finalization:
 
     def _after_delivery(self) -> None:
         if self.state is FinalizationState.DELIVERING and not self._first_round:
-            self.state = FinalizationState.ACKS
+            self._take(FinalizationInput.CUTS_LEFT)
+
+    def _take(self, happened: FinalizationInput) -> None:
+        self.state = advance(FINALIZATION, self.state, happened)
 
     def _shutdown(self, links: Iterable[Link]) -> None:
         for link in links:

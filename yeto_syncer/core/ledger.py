@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from yeto_proto.files import LedgerEntry
+from yeto_proto.files.model import LedgerEntry
 
 
 class Ledger:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from yeto_proto._generated.types import IsoBackend
-from yeto_proto.files import FragmentState, Snapshot, SnapshotVersion
+from yeto_proto.files.model import FragmentState, Snapshot, SnapshotVersion
 from yeto_proto.session import Session
 from yeto_syncer.core.effects import Versioned
 from yeto_syncer.core.jobs import F32, MergeTensors

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from yeto_proto._generated.machines import LEARNER_GROUP, LearnerGroupInput, LearnerGroupState
+from yeto_proto.machine import advance
 from yeto_syncer.core.jobs import Link
 from yeto_syncer.core.steprate import StepRate
 
@@ -15,7 +17,17 @@ from yeto_syncer.core.steprate import StepRate
 class Group:
     """One live connection group: a control socket and the data sockets attached to it."""
 
-    __slots__ = ("attached", "caught_up_to", "conn", "data_conns", "link", "num_streams", "rate", "token")
+    __slots__ = (
+        "attached",
+        "caught_up_to",
+        "conn",
+        "data_conns",
+        "link",
+        "num_streams",
+        "rate",
+        "state",
+        "token",
+    )
 
     def __init__(self, link: Link, conn: int, num_streams: int) -> None:
         self.link = link
@@ -26,14 +38,19 @@ class Group:
         self.attached: set[int] = set()
         self.data_conns: set[int] = set()
         self.rate = StepRate()
-        # The delivery of the initial cut or catch-up that is under way, and the versions that it brings.
+        self.state = LEARNER_GROUP.initial
+        # The delivery of the initial cut or catch-up, and the versions that it brings.
         self.token: int | None = None
         self.caught_up_to: tuple[int, ...] | None = None
 
     @property
     def ready(self) -> bool:
-        """True when its catch-up has left: only then may a round capture it (D14)."""
-        return self.token is None and self.caught_up_to is not None
+        """True when it is current and its catch-up has left: only then may a round capture it (D14)."""
+        return self.state is LearnerGroupState.READY
+
+    def take(self, happened: LearnerGroupInput) -> None:
+        """Go where the machine of the spec leads; no other way changes the state."""
+        self.state = advance(LEARNER_GROUP, self.state, happened)
 
 
 class Registry:
@@ -53,6 +70,8 @@ class Registry:
         connected."""
         link = group.link
         superseded = self._current.get(link.learner_id)
+        if superseded is not None:
+            superseded.take(LearnerGroupInput.REPLACED)
         self._groups[link] = group
         self._current[link.learner_id] = group
         self._by_conn[group.conn] = group
@@ -65,6 +84,7 @@ class Registry:
         group = self._groups.pop(link, None)
         if group is None:
             return None
+        group.take(LearnerGroupInput.LEFT)
         if self._current.get(link.learner_id) is group:
             del self._current[link.learner_id]
         del self._by_conn[group.conn]
@@ -86,10 +106,12 @@ class Registry:
     def mark_ready(self, group: Group) -> None:
         """The whole catch-up of the group has left."""
         group.token = None
+        group.take(LearnerGroupInput.CUT_LEFT)
         self._ready = None
 
     def mark_catching_up(self, group: Group, token: int, versions: tuple[int, ...]) -> None:
         """A cut is on its way to the group."""
+        group.take(LearnerGroupInput.CUT_QUEUED)
         group.token = token
         group.caught_up_to = versions
         self._ready = None

@@ -9,7 +9,8 @@ from __future__ import annotations
 from yeto_proto._generated.errors import WireError
 from yeto_proto._generated.messages import Hello
 from yeto_proto.errors_base import YetoError
-from yeto_proto.files import Snapshot, check_session
+from yeto_proto.files.checks import check_session
+from yeto_proto.files.model import Snapshot
 from yeto_syncer.core.config import Config
 
 

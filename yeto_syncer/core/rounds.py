@@ -7,25 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 
+from yeto_proto._generated.machines import ROUND, RoundInput, RoundState
+from yeto_proto.machine import advance
 from yeto_syncer.core.jobs import Link
 
 if TYPE_CHECKING:
     from yeto_proto._generated.messages import Buffer, PushFragment
-
-
-class RoundState(Enum):
-    """Where a round stands. GATHERING and GRACE take pushes; a DROPPED round never touched the state."""
-
-    GATHERING = "gathering"
-    GRACE = "grace"
-    COMPLETE = "complete"
-    MERGING = "merging"
-    COMMITTING = "committing"
-    COMMITTED = "committed"
-    DROPPED = "dropped"
 
 
 @dataclass(slots=True)
@@ -109,7 +98,7 @@ class Round:
         self.members = _Members(self)
         self.answered = _Answered(self)
         self.attempt = 0
-        self.state = RoundState.GATHERING
+        self.state = ROUND.initial
         self.slots: dict[int, Slot] = {}
         self.num_answers = 0
         self.quorum = 0
@@ -120,17 +109,24 @@ class Round:
         self.grace_deadline: float | None = None
         self.completed_at: float | None = None
 
+    def take(self, happened: RoundInput) -> None:
+        """Go where the machine of the spec leads; no other way changes the state."""
+        self.state = advance(ROUND, self.state, happened)
+
     def capture(self, links: Iterable[Link], quorum: int, now: float, deadline: float) -> None:
         """Begin the next attempt with these members; K = min(quorum, members)."""
-        self.discard(deadline)
+        self._clear(deadline)
         self.attempt += 1
         self.slots = {link.learner_id: Slot(link) for link in links}
         self.quorum = min(quorum, len(self.slots))
         self.launched_at = now
 
-    def discard(self, deadline: float) -> None:
+    def discard(self, why: RoundInput, deadline: float) -> None:
         """Give up the attempt with its answers and timers. Without members nothing completes the round."""
-        self.state = RoundState.GATHERING
+        self.take(why)
+        self._clear(deadline)
+
+    def _clear(self, deadline: float) -> None:
         self.slots = {}
         self.num_answers = 0
         self.quorum = 0

@@ -1,15 +1,16 @@
 """The phases of a run, from the first learner to the exit, and what leads from one to the next.
 
-`Run` holds what exists only in some phases: model, scheduler, finalization, cutoff. Sockets and frames are the
-coordinator's business, so that this module reads as the story of a run.
+`Run` holds what exists only in some phases: model, scheduler, finalization, cutoff. Sockets and frames are
+the coordinator's business, so that this module reads as the story of a run.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
+from yeto_proto._generated.machines import BudgetInput, BudgetState, FinalizationState
 from yeto_proto._generated.types import IsoBackend
-from yeto_proto.files import Snapshot
+from yeto_proto.files.model import Snapshot
 from yeto_proto.session import Session
 from yeto_syncer.core.budget import Cutoff
 from yeto_syncer.core.checkpoints import Checkpoints
@@ -25,7 +26,7 @@ from yeto_syncer.core.effects import (
 )
 from yeto_syncer.core.facts import ServerFacts
 from yeto_syncer.core.failure import RunError
-from yeto_syncer.core.finalize import Finalization, FinalizationState
+from yeto_syncer.core.finalize import Finalization
 from yeto_syncer.core.jobs import Link
 from yeto_syncer.core.ledger import Ledger
 from yeto_syncer.core.model import Model, versions
@@ -112,7 +113,7 @@ class Run:
             self.finalization.delivered(now, group.link, token)
         elif group.token == token:
             self._registry.mark_ready(group)
-            if self.scheduler is not None and self._registry.is_current(group):
+            if self.scheduler is not None and group.ready:
                 self.scheduler.ready(now, group)
 
     def saved(self, now: float, kind: SaveKind, step: int) -> None:
@@ -125,7 +126,8 @@ class Run:
                 self.scheduler.publish(now)
             case SaveKind.TERMINAL:
                 self._finalize(now)
-            case SaveKind.CUTOFF:
+            case SaveKind.CUTOFF if self.cutoff is not None:
+                self.cutoff.take(BudgetInput.SAVED)
                 self._outbox.log("info", "learner-budget cutoff checkpoint written", step=step)
                 self.end(0, f"learner-budget cutoff complete at step {step}")
             case SaveKind.STOP:
@@ -269,9 +271,12 @@ class Run:
         cutoff.check(now, self._draining)
         if self._draining or self._checkpoints.holding:
             return
-        if self._stop.requested and model.complete:
-            self._save_stop(model.global_step)
-        elif cutoff.complete:
+        if self._stop.requested:
+            if model.complete:
+                self._save_stop(model.global_step)
+            else:
+                self.end(0, "stopped before training")
+        elif cutoff.state is BudgetState.SAVING:
             if not model.complete:
                 raise RunError("the budget is used up before the run was initialized; INIT; start again")
             self.phase = Phase.STOPPING

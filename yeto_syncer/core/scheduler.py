@@ -6,10 +6,12 @@ fragments follow from the depth alone.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from yeto_proto._generated import rules
 from yeto_proto._generated.errors import OutOfRound
+from yeto_proto._generated.machines import RoundInput, RoundState
 from yeto_proto._generated.messages import PullReq, PushFragment
 from yeto_proto._generated.types import FrameType
 from yeto_proto.errors_base import YetoError
@@ -24,7 +26,7 @@ from yeto_syncer.core.merge import weight as merge_weight
 from yeto_syncer.core.model import Model
 from yeto_syncer.core.outbox import Outbox
 from yeto_syncer.core.registry import Group, Registry
-from yeto_syncer.core.rounds import Round, RoundState
+from yeto_syncer.core.rounds import Round
 from yeto_syncer.core.steprate import grace_window, round_interval, slowest
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ class Scheduler:
         self._depth = min(max(config.pipeline, 1), model.num_fragments)
         self._rounds: dict[int, Round] = {}
         self._next_step = model.global_step + 1
-        self._next_launch = 0.0
+        self._next_launch = -math.inf
         self._launched = False
         self._launching = True
         # Learners that got a whole cut; the first launch waits for enough of them (D17).
@@ -67,11 +69,6 @@ class Scheduler:
     def idle(self) -> bool:
         """True when no round is in flight."""
         return not self._rounds
-
-    @property
-    def rounds(self) -> Iterable[Round]:
-        """The rounds in flight, in ascending step order."""
-        return self._rounds.values()
 
     # -- events ----------------------------------------------------------------------------------------------
 
@@ -117,7 +114,7 @@ class Scheduler:
             if not round_.open:
                 continue
             if not round_.slots:
-                self._recapture(round_, now)
+                self._retry(round_, now, 0)
             elif learner in round_.slots:
                 self._rebind(round_, group)
             else:
@@ -141,8 +138,8 @@ class Scheduler:
             if self._commits.committed and not self._checkpoints.holding:
                 self.publish(now)
             return
-        refused.discard(now + RETRY_DEFERRAL_S)
-        self._recapture(refused, now)
+        refused.discard(RoundInput.NOT_FINITE, now + RETRY_DEFERRAL_S)
+        self._retry(refused, now, 0)  # its answers are on the tape already, as rejections
 
     def publish(self, now: float) -> None:
         """The committed step is durable where it must be: show it, then the periodic checkpoint."""
@@ -160,13 +157,14 @@ class Scheduler:
         """Drop the rounds that nobody can answer any more: no answer yet, and no member's learner
         connected."""
         for round_ in self._rounds.values():
-            if (
-                round_.open
-                and round_.num_answers == 0
-                and not any(self._registry.current(learner) is not None for learner in round_.slots)
-            ):
+            if round_.open and round_.num_answers == 0 and not self._answerable(round_):
                 self._drop_from(round_.global_step)
                 return
+
+    def _answerable(self, round_: Round) -> bool:
+        if not round_.slots:  # emptied while nobody could be captured: anybody will do
+            return self._registry.connected_participants() > 0
+        return any(self._registry.current(learner) is not None for learner in round_.slots)
 
     def drop_open(self) -> None:
         """Drop every round that still gathers, and with the first of them all later ones: commits are in
@@ -189,7 +187,7 @@ class Scheduler:
     def _drop_from(self, step: int) -> None:
         for late in [each for each in self._rounds if each >= step]:
             round_ = self._rounds.pop(late)
-            round_.state = RoundState.DROPPED
+            round_.take(RoundInput.GIVEN_UP)
             self._outbox.count("rounds_dropped")
             self._outbox.log("warning", "round dropped", step=late, answers=round_.num_answers)
             self._outbox.tape(tape.round_record("round_dropped", round_, answers=round_.num_answers))
@@ -224,19 +222,19 @@ class Scheduler:
             if round_.quorum_at is None:
                 round_.quorum_at = now
             if round_.all_answered:
-                self._complete(round_, now)
+                self._complete(round_, now, RoundInput.ALL_ANSWERED)
                 return
             if round_.grace_deadline is None:
                 self._arm_grace(round_, now)
             assert round_.grace_deadline is not None
             if now >= round_.grace_deadline:
-                self._complete(round_, now)
+                self._complete(round_, now, RoundInput.GRACE_OVER)
         elif now >= round_.deadline:
             self._expired(round_, now)
 
     def _arm_grace(self, round_: Round, now: float) -> None:
         config = self._config
-        round_.state = RoundState.GRACE
+        round_.take(RoundInput.QUORUM_REACHED)
         round_.grace_s = grace_window(
             cap=config.grace_s,
             gamma=config.grace_gamma,
@@ -247,9 +245,9 @@ class Scheduler:
         )
         round_.grace_deadline = now + round_.grace_s
 
-    def _complete(self, round_: Round, now: float) -> None:
+    def _complete(self, round_: Round, now: float, why: RoundInput) -> None:
+        round_.take(why)
         round_.completed_at = now
-        round_.state = RoundState.COMPLETE
 
     def _expired(self, round_: Round, now: float) -> None:
         """Below K at the deadline: a new attempt with whoever can be captured now (D16)."""
@@ -267,7 +265,9 @@ class Scheduler:
                 discarded=round_.num_answers,
                 members=len(members),
             )
-            self._retry(round_, members, now)
+            answers = round_.num_answers
+            round_.discard(RoundInput.TIMED_OUT, now)
+            self._retry(round_, now, answers)
 
     def _remind(self, round_: Round, members: tuple[Group, ...], now: float) -> None:
         """A fixed roster never discards: ask again who has not answered."""
@@ -320,16 +320,13 @@ class Scheduler:
         for link in links:
             self._pull(round_, link)
 
-    def _retry(self, round_: Round, members: tuple[Group, ...], now: float) -> None:
-        self._outbox.count("attempts_retried")
-        self._outbox.tape(tape.round_record("attempt_discarded", round_, answers=round_.num_answers))
-        self._capture(round_, members, now)
-
-    def _recapture(self, round_: Round, now: float) -> None:
-        """A round whose refused answers left it empty while nobody was there."""
+    def _retry(self, round_: Round, now: float, discarded: int) -> None:
+        """Capture anew a round that was emptied; it stays empty while nobody can be captured."""
         members = self._registry.ready()
         if self._enough(members):
-            self._retry(round_, members, now)
+            self._outbox.count("attempts_retried")
+            self._outbox.tape(tape.round_record("attempt_discarded", round_, answers=discarded))
+            self._capture(round_, members, now)
 
     def _pull(self, round_: Round, link: Link) -> None:
         self._outbox.emit(Send(link, PullReq(round_.fragment_id, round_.global_step, round_.attempt)))
@@ -354,12 +351,7 @@ class Scheduler:
     def _join(self, round_: Round, group: Group) -> None:
         """The late-joiner pull. Not for a round that started from another version than the member holds."""
         held = group.caught_up_to
-        if (
-            self._config.fixed_roster
-            or held is None
-            or held[round_.fragment_id] != round_.base_version
-            or not self._registry.is_current(group)
-        ):
+        if self._config.fixed_roster or held is None or held[round_.fragment_id] != round_.base_version:
             return
         link = group.link
         round_.join(link)

@@ -1,18 +1,25 @@
-"""What must be known about the values of a message before the coordinator sees it. Pure; runs on any
-thread."""
+"""What must be known of a message's values before the coordinator sees it. Pure; runs on any thread."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 
 from yeto_proto import dtypes
-from yeto_proto._generated.messages import InitParams, Message, PushFragment
+from yeto_proto._generated.errors import YetoError
+from yeto_proto._generated.messages import Buffer, InitParams, Message, PushFragment
+from yeto_proto._generated.rules import RULES
 from yeto_proto._generated.types import Dtype
 from yeto_proto.session import Session
 from yeto_syncer.core.jobs import F32
+from yeto_syncer.core.merge import Map
 
 INLINE_BYTES = 1 << 18
 """Bulk up to this size is checked on the event loop: that takes less time than changing threads."""
+
+PART = 1 << 20
+"""Values of one part, where a fragment is checked, decoded or encoded in parts side by side."""
 
 
 def bulk_dtype(session: Session) -> Dtype:
@@ -29,18 +36,58 @@ def bulk_size(message: Message) -> int:
     return 0
 
 
-def examine(message: Message, session: Session) -> F32 | None:
+def examine(message: Message, session: Session, spread: Map = map) -> F32 | None:
     """Check that every value is finite (D11), and decode those of an INIT_PARAMS to f32.
 
-    Raises NonFinite or BadScale with the offset of the value.
+    `spread` may run the parts of a large INIT side by side; a PUSH is checked by the calling thread alone.
+    Raises NonFinite or BadScale with the offset of the value, FrameTooLarge when there is no memory for it.
     """
     if isinstance(message, PushFragment):
         dtypes.check_finite(session.dtype, message.delta)
-        return None
     if isinstance(message, InitParams):
-        dtype = bulk_dtype(session)
-        dtypes.check_finite(dtype, message.tensor)
-        values = dtypes.decode(dtype, message.tensor, session.numel(message.fragment_id))
-        # The state's own array from now on: every merge will read it, so it has to be aligned.
-        return np.require(values, np.float32, ["C", "A"])
+        numel = session.numel(message.fragment_id)
+        try:
+            return _decode(bulk_dtype(session), message.tensor, numel, spread)
+        except MemoryError:
+            detail = "there is no memory to decode a payload of this size"
+            seen = len(message.tensor)
+            raise RULES["header.len.limit"].error_at(offset=None, seen=seen, detail=detail) from None
     return None
+
+
+def _decode(dtype: Dtype, tensor: Buffer, numel: int, spread: Map) -> F32:
+    out = None if dtype is Dtype.F32 else np.empty(numel, np.float32)
+    for _ in spread(partial(_decode_part, dtype, tensor, numel, out), range(0, numel, PART)):
+        pass
+    # The state's own array from now on: every merge will read it, so it has to be aligned.
+    values = dtypes.decode(dtype, tensor, numel) if out is None else out
+    return np.require(values, np.float32, ["C", "A"])
+
+
+def _decode_part(dtype: Dtype, tensor: Buffer, numel: int, out: F32 | None, start: int) -> None:
+    stop = min(start + PART, numel)
+    base = dtypes.encoded_bytes(dtype, start)
+    try:
+        dtypes.check_finite(dtype, memoryview(tensor)[base : dtypes.encoded_bytes(dtype, stop)])
+    except YetoError as error:
+        if error.offset is not None:
+            error.offset += base  # counted from the start of the whole tensor
+        raise
+    if out is not None:
+        dtypes.decode_range(dtype, tensor, numel, start, stop, out[start:stop])
+
+
+def encode(dtype: Dtype, params: F32, spread: Map = map) -> Buffer:
+    """The wire bytes of a fragment, its parts encoded side by side. f32 stays the array's own memory."""
+    if dtype is Dtype.F32 or params.size <= PART:
+        return dtypes.encode(dtype, params)
+    out = np.empty(dtypes.encoded_bytes(dtype, params.size), np.uint8).data
+    for _ in spread(partial(_encode_part, dtype, params, out), range(0, params.size, PART)):
+        pass
+    return out
+
+
+def _encode_part(dtype: Dtype, params: F32, out: memoryview, start: int) -> None:
+    stop = min(start + PART, params.size)
+    begin, end = dtypes.encoded_bytes(dtype, start), dtypes.encoded_bytes(dtype, stop)
+    dtypes.encode(dtype, params[start:stop], out[begin:end])

@@ -18,6 +18,9 @@ from yeto_syncer.shell.wires import Wire
 READ_TURN = 1 << 20
 """Bytes read from one socket before the others get their turn."""
 
+MESSAGE_COST = 4096
+"""What a message counts in that turn: many small frames are much more work than their bytes."""
+
 LINGER_S = 2.0
 """How long a socket stays open after its last frame, so that the peer can read that frame. Closing earlier,
 with unread bytes of the peer in the receive buffer, would make the kernel discard it."""
@@ -59,6 +62,7 @@ class Connection:
         self.peer = peer
         self.reader = reader
         self.blocked = False
+        self.stalled_since: float | None = None
         self.is_closed = False
         self._owner = owner
         self._holds: set[str] = {"new"}
@@ -66,6 +70,11 @@ class Connection:
         self._last: Stream | None = None
         self._companions: list[Connection] = []
         self._deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Closed, or only sending its last words: nothing that it says counts any more."""
+        return self.is_closed or self._last is not None
 
     # -- reading
 
@@ -105,7 +114,7 @@ class Connection:
                 return
             left -= count
             if self._last is None:
-                self._feed(partial(self.reader.buffer_updated, count))
+                left -= MESSAGE_COST * self._feed(partial(self.reader.buffer_updated, count))
             if count < wanted:
                 return  # the kernel has no more; asking again would only tell us so
 
@@ -114,12 +123,13 @@ class Connection:
         self._feed(lambda: self.reader.open(session, reassembler))
         self.release("admission")
 
-    def _feed(self, read: Callable[[], list[Message]]) -> None:
+    def _feed(self, read: Callable[[], list[Message]]) -> int:
+        # Pass on what `read` returns or raises; the number of messages.
         try:
             messages = read()
         except YetoError as error:
             self._break(error)
-            return
+            return 0
         if self.reader.paused:
             self.hold("admission")
             if self.reader.hello_payload is not None:
@@ -128,6 +138,7 @@ class Connection:
             self._owner.arrived(self, messages)
         if self.reader.failure is not None:
             self._break(self.reader.failure)
+        return len(messages)
 
     def _break(self, error: YetoError) -> None:
         self.hold("broken")

@@ -51,7 +51,6 @@ class Group:
         self.checks = 0
         self.held: list[Connection] = []
         self.overflowed = False
-        self.progress_at = clock.time()
         self._closed = False
         self._clock = clock
         self._post = post
@@ -122,20 +121,21 @@ class Group:
             return 0
         if count:
             self._outbound.sent(stream, count)
-            self.progress_at = self._clock.time()
-        if not count or self._outbound.partial(stream):
-            if not self._blocked:
-                self.progress_at = self._clock.time()
-            conn.watch_writable(True)
+        if count and not self._outbound.partial(stream):
+            conn.stalled_since = None
+            return count
+        if count or conn.stalled_since is None:
+            conn.stalled_since = self._clock.time()
+        conn.watch_writable(True)
         return count or 0
 
-    @property
-    def _blocked(self) -> bool:
-        return any(conn.blocked for conn in self.sockets.values())
-
     def stalled(self, seconds: float) -> bool:
-        """Whether bytes wait and no socket of the group has taken any for this long (D13)."""
-        return self._blocked and self._clock.time() - self.progress_at > seconds
+        """Whether one of the sockets has bytes to take and took none for this long (D13). The others do not
+        count: chunks go round all streams, and control frames alone are no use to a learner."""
+        since = self._clock.time() - seconds
+        return any(
+            conn.stalled_since is not None and conn.stalled_since < since for conn in self.sockets.values()
+        )
 
     def close(self, error: Error | None, linger: float | None = None) -> None:
         """Say what is left to say on the control stream, then close all sockets."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Mapping
 from typing import TextIO
@@ -52,3 +53,9 @@ def plain(value: object) -> str:
 def printable(text: str) -> str:
     """The text with every control character escaped, so that a peer cannot write to somebody's terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def complain(text: str) -> None:
+    """`error: ...` on standard error, one line; nothing when nobody listens there."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"error: {printable(text)}", file=sys.stderr, flush=True)

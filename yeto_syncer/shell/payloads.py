@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from yeto_proto import dtypes
 from yeto_proto._generated.messages import BcastFragment, Buffer, FinalFragment
 from yeto_proto._generated.types import Dtype
 from yeto_syncer.core.effects import Versioned
 from yeto_syncer.core.jobs import F32
+from yeto_syncer.core.merge import Map
+from yeto_syncer.shell.checks import encode
 from yeto_syncer.shell.workers import Workers
 
 INLINE_VALUES = 65536
@@ -32,7 +33,7 @@ class SharedPayload:
         self._owner = owner
         self._dtype = dtype
         self._params: F32 | None = fragment.params
-        self._body: Buffer | None = dtypes.encode(dtype, fragment.params) if dtype == Dtype.F32 else None
+        self._body: Buffer | None = encode(dtype, fragment.params) if dtype is Dtype.F32 else None
         self._encoding = False
         self._waiters: set[Callable[[], None]] = set()
 
@@ -52,12 +53,12 @@ class SharedPayload:
         if self._body is not None or params is None:
             return
         if params.size <= INLINE_VALUES:
-            self._body = dtypes.encode(self._dtype, params)
+            self._body = encode(self._dtype, params)
             return
         self._waiters.add(wake)
         if not self._encoding:
             self._encoding = True
-            self._owner.workers.submit(lambda: dtypes.encode(self._dtype, params), self._encoded)
+            self._owner.encode(self._dtype, params, self._encoded)
 
     def _encoded(self, future: Future[Buffer]) -> None:
         self._encoding = False
@@ -90,14 +91,19 @@ class SharedPayload:
 class Payloads:
     """The payloads that some group still has to send."""
 
-    def __init__(self, workers: Workers) -> None:
-        self.workers = workers
+    def __init__(self, workers: Workers, spread: Map = map) -> None:
+        self._workers = workers
+        self._spread = spread
         self._known: dict[tuple[int, int, bool], SharedPayload] = {}
 
     def get(self, fragment: Versioned, dtype: Dtype, final: bool) -> SharedPayload:
         """The shared payload of this fragment version; `dtype` is that of the bulk, and f32 if `final`."""
         payload = SharedPayload(self, fragment, dtype, final)
         return self._known.get(payload.key, payload)
+
+    def encode(self, dtype: Dtype, params: F32, done: Callable[[Future[Buffer]], None]) -> None:
+        """Encode off the event loop, in parts side by side."""
+        self._workers.submit(lambda: encode(dtype, params, self._spread), done)
 
     def remember(self, payload: SharedPayload) -> None:
         """It has a user."""

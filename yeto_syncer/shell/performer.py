@@ -42,6 +42,7 @@ from yeto_syncer.core.events import (
     Tick,
 )
 from yeto_syncer.core.jobs import MergeJob, MergeResult
+from yeto_syncer.core.merge import Map
 from yeto_syncer.core.merge import run as run_merge
 from yeto_syncer.shell.logs import Log as LogWriter
 from yeto_syncer.shell.server import Server
@@ -72,7 +73,7 @@ class Performer:
         storage: Storage,
         tape: Tape | None,
         log: LogWriter,
-        merge_threads: int,
+        spread: Map,
         end: Callable[[Exit], None],
     ) -> None:
         self._loop = loop
@@ -84,8 +85,7 @@ class Performer:
         self._line: Line | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._merging = Workers("merge", 1, loop)
-        # The thread of the merge only waits while these do its parts; alone it does them itself.
-        self._parts = Workers("merge-part", merge_threads, loop) if merge_threads > 1 else None
+        self._spread = spread
         self._writing = Workers("checkpoint", 1, loop)
         self.counters: Counter[str] = Counter()
         self._actions: Mapping[type, Callable[[Any], bool | None]] = {
@@ -136,8 +136,7 @@ class Performer:
         if job.params.size * len(job.answers) <= INLINE_MERGE:
             merged(settled(lambda: run_merge(job)))
         else:
-            parts = self._parts.map if self._parts is not None else map
-            self._merging.submit(lambda: run_merge(job, parts), merged)
+            self._merging.submit(lambda: run_merge(job, self._spread), merged)
 
     def _save(self, effect: Save) -> bool:
         step = effect.snapshot.global_step
@@ -204,7 +203,7 @@ class Performer:
 
     def close(self, timeout: float) -> bool:
         """End the threads; False when one of them is still at work."""
-        ended = [workers.close(timeout) for workers in (self._merging, self._writing, self._parts) if workers]
+        ended = [workers.close(timeout) for workers in (self._merging, self._writing)]
         if self._tape is not None:
             self._tape.close()
         return all(ended)

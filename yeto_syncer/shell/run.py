@@ -18,7 +18,7 @@ from yeto_syncer.core.events import Stop
 from yeto_syncer.shell import start
 from yeto_syncer.shell.engine import SECOND_SIGNAL, Engine
 from yeto_syncer.shell.listener import Listener
-from yeto_syncer.shell.logs import Log
+from yeto_syncer.shell.logs import Log, complain
 from yeto_syncer.shell.performer import Performer
 from yeto_syncer.shell.resolve import Resolved
 from yeto_syncer.shell.server import Server
@@ -30,6 +30,9 @@ LAST_WORDS_S = 2.0
 
 THREADS_S = 0.2
 """How long idle threads get to end. One that is still at work does not hold up the exit."""
+
+MOST_PARTS = 32
+"""Default for `--merge-threads` on machines with more cores than this."""
 
 HELPERS = min(4, os.cpu_count() or 1)
 """Threads that check and encode values, however many learners there are."""
@@ -44,7 +47,7 @@ def serve(config: Config, settings: Resolved, environ: Mapping[str, str], unknow
         try:
             prepared = start.prepare(config, settings, environ, log, stack)
         except StartError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            complain(str(error))
             return 1
         process = Process(config, settings, prepared, log)
         stack.callback(process.close)
@@ -52,8 +55,9 @@ def serve(config: Config, settings: Resolved, environ: Mapping[str, str], unknow
     if process.busy:
         # A thread is still merging or writing. Its result is of no use any more, and the interpreter's own
         # clean-up could only disturb it.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
         os._exit(code)
     return code
 
@@ -70,6 +74,11 @@ class Process:
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._failed)
         self._helpers = Workers("helper", HELPERS, self._loop)
+        threads = settings["merge_threads"] or min(MOST_PARTS, os.cpu_count() or 1)
+        # Threads that do the parts of a merge, a decoding or an encoding while the thread that asked waits; a
+        # single one would only take its place.
+        self._parts = Workers("part", threads, self._loop) if threads > 1 else None
+        spread = self._parts.map if self._parts is not None else map
         coordinator = Coordinator(config, prepared.resumed)
         self._profile = coordinator.profile_hash.hex()
         self._binding = config.require_profile_binding
@@ -78,6 +87,7 @@ class Process:
             self._loop,
             self._engine,
             self._helpers,
+            spread,
             prepared.key,
             config.write_timeout_s,
         )
@@ -87,7 +97,7 @@ class Process:
             prepared.storage,
             prepared.tape,
             log,
-            settings["merge_threads"] or min(32, os.cpu_count() or 1),
+            spread,
             self._end,
         )
         self._performer.connect(self._engine)
@@ -145,7 +155,7 @@ class Process:
         if exit.code == 0:
             self._log.write("info", exit.message)
         else:
-            print(f"error: {exit.message}", file=sys.stderr, flush=True)
+            complain(exit.message)
         if exit.code > SECOND_SIGNAL:
             self._loop.stop()
         else:
@@ -156,14 +166,16 @@ class Process:
         error = context.get("exception")
         self._log.write("error", "internal error", {"context": context.get("message", "")})
         if error is not None:
-            traceback.print_exception(error)
-        print("error: internal error, see the traceback; yeto-syncer; please report it", file=sys.stderr)
+            with contextlib.suppress(OSError):
+                traceback.print_exception(error)
+        complain("internal error, see the traceback; yeto-syncer; please report it")
         self._code = 1
         self._over = True
         loop.stop()
 
     def close(self) -> None:
         """End the threads and close the loop."""
-        ended = [self._performer.close(THREADS_S), self._helpers.close(THREADS_S)]
+        pools = [self._helpers] if self._parts is None else [self._helpers, self._parts]
+        ended = [self._performer.close(THREADS_S), *(workers.close(THREADS_S) for workers in pools)]
         self.busy = not all(ended)
         self._loop.close()

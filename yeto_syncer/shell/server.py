@@ -29,6 +29,7 @@ from yeto_syncer.core.events import (
     Refused,
 )
 from yeto_syncer.core.jobs import F32, Link
+from yeto_syncer.core.merge import Map
 from yeto_syncer.shell.checks import INLINE_BYTES, bulk_dtype, bulk_size, examine
 from yeto_syncer.shell.connection import Connection
 from yeto_syncer.shell.group import Group
@@ -62,6 +63,7 @@ class Server:
         loop: asyncio.AbstractEventLoop,
         line: Line,
         workers: Workers,
+        spread: Map,
         key: bytes | None,
         write_timeout_s: float,
     ) -> None:
@@ -71,7 +73,8 @@ class Server:
         self._key = key
         self._session: Session | None = None
         self._write_timeout_s = write_timeout_s
-        self._payloads = Payloads(workers)
+        self._spread = spread
+        self._payloads = Payloads(workers, spread)
         self._connections: dict[int, Connection] = {}
         self._groups: dict[Link, Group] = {}
         self._member_of: dict[int, Group] = {}
@@ -112,7 +115,7 @@ class Server:
         """Check the MAC of a HELLO and parse it; off the event loop when it is large (D27)."""
 
         def parsed(future: Future[Hello]) -> None:
-            if conn.is_closed:
+            if conn.is_over:
                 return
             try:
                 hello = future.result()
@@ -133,7 +136,7 @@ class Server:
         """Whole messages of one socket."""
         group = self._member_of.get(conn.number)
         for message in messages:
-            if conn.is_closed:
+            if conn.is_over:
                 return
             if group is not None:
                 if not self._received(conn, group, message):
@@ -180,7 +183,7 @@ class Server:
             else:
                 fill(Received(conn.number, group.link, message, values))
 
-        self._workers.submit(lambda: examine(message, group.session), examined)
+        self._workers.submit(lambda: examine(message, group.session, self._spread), examined)
 
     def broken(self, conn: Connection, error: YetoError) -> None:
         """Bytes were refused. The coordinator says what happens to the socket."""
@@ -228,7 +231,7 @@ class Server:
     def accept(self, number: int, link: Link, session: Session) -> None:
         """The socket is the control stream of a new group."""
         conn = self._connections.get(number)
-        if conn is None:
+        if conn is None or conn.is_over:
             return
         self._session = session
         group = Group(link, session, conn, self.loop, self._line.post, self.ended, self._wake)
@@ -239,7 +242,7 @@ class Server:
         """The socket is a data stream of a group."""
         conn = self._connections.get(number)
         group = self._groups.get(link)
-        if conn is None or group is None:
+        if conn is None or conn.is_over or group is None:
             return
         group.attach(stream_idx, conn)
         self._join(conn, group)
@@ -349,6 +352,7 @@ class Server:
             self._forget(group)
             group.close(None, linger)
         for number in list(self._pending):
-            self._connections[number].close()
+            if not self._connections[number].is_over:
+                self._connections[number].close()
         if not self._connections:
             done()

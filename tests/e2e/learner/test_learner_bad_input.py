@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from tests.e2e.learner.rig import arrived, parameters, root_handlers, running
-from yeto_learner import Learner, NonFiniteParameterError, logs
+from tests.e2e.learner.rig import arrived, parameters, root_handlers, running, wait_until
+from yeto_learner import Learner, NonFiniteParameterError, exporter, logs
 from yeto_proto._generated import messages as wire
 from yeto_proto._generated.errors import WrongState
 
@@ -64,6 +66,22 @@ def test_a_changed_parameter_is_found_at_the_next_step() -> None:
             made.step()
         with pytest.raises(ValueError, match="tokens"):
             made.step(tokens=-1)
+
+
+def test_an_export_that_fails_reaches_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Iterator[bytes]:
+        yield b"12345678"
+        raise ValueError("the encoder broke")
+
+    monkeypatch.setattr(exporter, "encoded_parts", broken)
+    with running() as (made, peer, _):
+        peer.send(wire.PullReq(0, 1, 1))
+        arrived(made, pulls=1)
+        made.step()
+        wait_until(lambda: made._exporter._failure is not None)
+        with pytest.raises(RuntimeError, match="sending an answer failed: the encoder broke"):
+            made.step()
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("yeto-")] == []
 
 
 def test_a_learner_is_used_inside_its_block() -> None:

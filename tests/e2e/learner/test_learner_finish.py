@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.learner.rig import flat, parameters, quiet, running, send_cut, train, wire_values
 from tests.e2e.scripted_syncer import WAIT
-from yeto_learner import learner
+from yeto_learner import final_cut
 from yeto_proto._generated import messages as wire
 
 
@@ -79,7 +79,7 @@ def test_a_shutdown_that_never_comes_is_said() -> None:
 def test_a_syncer_that_leaves_after_the_acknowledgement_does_not_fail_the_learner(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(learner, "SHUTDOWN_GRACE", 0.1)
+    monkeypatch.setattr(final_cut, "SHUTDOWN_GRACE", 0.1)
     with running() as (made, peer, syncer):
         send_cut(made, peer, 9)
         finisher = threading.Thread(target=made.finish)
@@ -89,7 +89,7 @@ def test_a_syncer_that_leaves_after_the_acknowledgement_does_not_fail_the_learne
         peer.close()
         finisher.join(WAIT)
         assert not finisher.is_alive()
-    assert "went away before SHUTDOWN" in caplog.text
+    assert "left before SHUTDOWN" in caplog.text
 
 
 def test_heartbeats_come_from_a_thread_and_stop_with_a_stalled_loop() -> None:

@@ -115,10 +115,10 @@ def test_fifty_redials_leave_threads_and_descriptors_where_they_were(
 
 def test_closing_joins_everything(syncer: ScriptedSyncer) -> None:
     before = {thread.ident for thread in threading.enumerate()}
-    client = SyncerClient(syncer.address, 0, build_layout({"w": 20_000_000}, 1), "f32", 2)
+    client = SyncerClient(syncer.address, 0, build_layout({"w": 9_000_000}, 1), "f32", 2)
     client.start()
     peer = syncer.next_peer()
-    peer.send_chunked(wire.BcastFragment(0, 0, values(20_000_000)))
+    peer.send_chunked(wire.BcastFragment(0, 0, values(9_000_000)))
     until(client, lambda: client.has_updates)
     client.close()
     client.close()

@@ -181,6 +181,31 @@ def test_a_stalled_syncer_blocks_a_push_with_bounded_memory(make: Callable[..., 
         assert peer.expect(wire.InitParams).fragment_id == 0
 
 
+def test_closing_ends_a_push_that_waits_for_a_stalled_syncer() -> None:
+    layout = build_layout({"w": 32_000_000}, 1)
+    with ScriptedSyncer(admit=lambda peer: peer.reading.clear(), receive_buffer=1 << 16) as stalled:
+        client = SyncerClient(stalled.address, 0, layout, "f32", 1, connect_timeout=WAIT)
+        client.start()
+        stalled.next_peer()
+        outcome: list[object] = []
+
+        def push() -> None:
+            try:
+                client.push_fragment_parts(0, 1, 1, 0, 1, 1, 1, iter([bytes(CHUNK_SLICE)] * 31))
+            except PartialMessageGenerationLost as error:
+                outcome.append(error.queued_chunks)
+
+        pusher = threading.Thread(target=push)
+        pusher.start()
+        group = client._connection.group
+        assert group is not None
+        wait_until(lambda: group.outboxes[1].queued_bytes > 3 * CHUNK_SLICE)
+        client.close()
+        pusher.join(WAIT)
+        assert not pusher.is_alive()
+        assert len(outcome) == 1
+
+
 def test_a_push_that_loses_its_link_in_the_middle_says_so(
     make: Callable[..., SyncerClient], syncer: ScriptedSyncer
 ) -> None:

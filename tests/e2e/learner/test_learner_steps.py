@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,8 +166,8 @@ def test_a_slow_push_keeps_the_values_of_its_own_boundary() -> None:
 
 
 def test_parameters_of_other_dtypes_are_kept() -> None:
-    arrays = {"half": np.ones(40, np.float16), "double": np.ones(30, np.float64)}
-    with running(arrays, num_fragments=1, merge_alpha=0.0) as (made, peer, _):  # type: ignore[arg-type]
+    arrays: dict[str, Any] = {"half": np.ones(40, np.float16), "double": np.ones(30, np.float64)}
+    with running(arrays, num_fragments=1, merge_alpha=0.0) as (made, peer, _):
         raw, data = wire_values(made, 0, 5)
         peer.broadcast(0, 1, data)
         arrived(made, updates=1)

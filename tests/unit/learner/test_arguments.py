@@ -14,7 +14,8 @@ from yeto_proto._generated.types import Dtype
 
 
 def test_dtypes_by_name_number_and_themselves() -> None:
-    assert [parse_dtype(each) for each in ("f32", "bf16", "q4", 3, Dtype.F32)] == [
+    spellings: list[Any] = ["f32", "bf16", "q4", 3, Dtype.F32]
+    assert [parse_dtype(each) for each in spellings] == [
         Dtype.F32,
         Dtype.BF16,
         Dtype.Q4,

@@ -15,6 +15,7 @@ class Script:
     def __init__(self, min_steps: int = 1, reuse_anchor: bool = False) -> None:
         self.boundary = Boundary(2, min_steps, reuse_anchor)
         self._arrivals = 0
+        self.generation = 1
 
     def _arrival(self) -> int:
         self._arrivals += 1
@@ -30,13 +31,14 @@ class Script:
             payload_hash=data or bytes([version]),
             catch_up=catch_up,
             sequence=self._arrival(),
+            generation=self.generation,
         )
         mode = self.boundary.mode_of(update)
         self.boundary.installed(update, mode)
         return mode
 
     def pull(self, fragment: int, step: int, attempt: int = 1) -> PullRequest:
-        pull = PullRequest(fragment, step, attempt, sequence=self._arrival())
+        pull = PullRequest(fragment, step, attempt, sequence=self._arrival(), generation=self.generation)
         self.boundary.add_pulls([pull])
         return pull
 
@@ -254,8 +256,10 @@ def test_pulls_of_a_lost_future_are_dropped_when_the_syncer_rewinds() -> None:
     script.broadcast(0, 4)
     script.pull(0, 6)
     script.pull(1, 7)
+    script.generation = 2
+    script.pull(0, 4)  # of the restarted syncer, and faster than its catch-up
     assert script.broadcast(0, 2, catch_up=True) is InstallMode.SHIFT
-    assert [pull.fragment_id for pull in script.boundary.pending] == [1]
+    assert [(pull.fragment_id, pull.global_step) for pull in script.boundary.pending] == [(1, 7), (0, 4)]
 
 
 def test_a_settled_push_of_an_older_anchor_does_not_touch_the_new_one() -> None:

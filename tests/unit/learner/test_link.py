@@ -255,7 +255,11 @@ def test_bytes_that_wait_are_counted() -> None:
     receive(link, bcast(0, fragment=1))
     assert link.update_bytes == 32
     assert link.take_update() == BcastFragment(0, 0, b"x" * 16)
+    assert link.update_bytes == 32  # the one in hand still counts
+    assert link.take_update() == BcastFragment(1, 0, b"x" * 16)
     assert link.update_bytes == 16
+    assert link.take_update() is None
+    assert link.update_bytes == 0
     link.drop_updates()
     receive(link, bcast(1))
     assert (link.update_bytes, link.take_update()) == (0, None)

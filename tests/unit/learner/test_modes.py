@@ -6,7 +6,7 @@ import pytest
 
 from yeto_learner.core.modes import InstallMode, live_install_mode, resume_install_mode
 
-A, S, B, O, C = (
+A, S, B, W, C = (
     InstallMode.ANCHOR_ONLY,
     InstallMode.SHIFT,
     InstallMode.BLEND,
@@ -45,13 +45,13 @@ def test_a_running_learner_follows_table_7_3(
         (5, 5, False, False, A),
         (5, 5, True, True, A),
         (6, 5, True, False, S),
-        (6, 5, True, True, O),
+        (6, 5, True, True, W),
         (4, 5, True, False, S),
         (4, 5, True, True, S),
-        (6, 5, False, False, O),
-        (4, 5, False, False, O),  # no anchor to shift from
-        (0, None, False, False, O),
-        (9, None, True, False, O),
+        (6, 5, False, False, W),
+        (4, 5, False, False, W),  # no anchor to shift from
+        (0, None, False, False, W),
+        (9, None, True, False, W),
     ],
 )
 def test_a_restarted_learner_follows_table_7_2(

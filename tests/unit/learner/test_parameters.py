@@ -11,7 +11,7 @@ from yeto_learner.parameters import ArrayParameters
 
 
 def test_values_are_read_as_f32_and_written_back_in_their_own_dtype() -> None:
-    arrays = {
+    arrays: dict[str, Any] = {
         "half": np.array([1.5, 2.5], np.float16),
         "single": np.array([[1.0, 2.0], [3.0, 4.0]], np.float32),
         "double": np.array(7.25, np.float64),

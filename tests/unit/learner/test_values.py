@@ -157,6 +157,6 @@ def test_a_bf16_anchor_takes_half_the_bytes_and_gives_them_back() -> None:
 def test_blend_is_done_in_f32() -> None:
     local: npt.NDArray[np.float32] = np.array([1.0, 3.0], np.float32)
     raw: npt.NDArray[np.float32] = np.array([0.1, -2.0], np.float32)
-    mixed = values.blend(local, raw, 0.1)
+    mixed = values.blend(local, raw, 0.1, np.empty((2, 3), np.float32))
     assert mixed.dtype == np.float32
     np.testing.assert_array_equal(mixed, np.float32(0.1) * local + np.float32(0.9) * raw)

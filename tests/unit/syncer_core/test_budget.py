@@ -232,6 +232,14 @@ def test_a_stop_during_the_cutoff_keeps_the_state() -> None:
     assert run.exit is not None and run.exit.code == 0
 
 
+def test_a_stop_during_the_cutoff_without_parameters_has_nothing_to_keep() -> None:
+    run = Driver(config(**SETTINGS))
+    report(Peer(run, 0, 1))
+    run.feed(Stop(15))
+    assert not saves(run)
+    assert run.exit is not None and run.exit.code == 0
+
+
 def test_the_lease_of_the_island_does_not_apply_to_frozen_learners() -> None:
     run, peers = benchmark(island_lease_s=2.0)
     report(peers[0])

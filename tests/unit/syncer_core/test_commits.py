@@ -11,6 +11,7 @@ import pytest
 
 from tests.simulation.driver import Driver, Peer, saves
 from tests.unit.syncer_core.runs import config, play, training
+from yeto_proto._generated.files import TAPE
 from yeto_proto.files import Snapshot
 from yeto_syncer.core.effects import AppendTape, Deliver, Effect, Merge, Save, SaveKind
 from yeto_syncer.core.events import FileFailed, MergeFailed
@@ -358,6 +359,15 @@ def test_the_tape_holds_every_field_of_the_reference_line() -> None:
     )
     assert record["sync/global_delta_norm"] == record["gnorm"] == 3.0
     json.dumps(record, allow_nan=False)
+
+
+def test_the_tape_has_the_keys_of_the_spec_in_their_order() -> None:
+    run, peers = training(config=config())
+    play(peers)
+    record = run.tape()[0]
+    assert list(record) == list(TAPE["commit"])
+    assert list(record["responders"][0]) == list(TAPE["responder"])
+    assert list(record["expected_members"][0]) == list(TAPE["member"])
 
 
 def test_the_members_are_sorted_by_number() -> None:

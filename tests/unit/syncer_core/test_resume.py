@@ -86,7 +86,7 @@ def test_the_momentum_is_the_files() -> None:
     [
         ({"fingerprint": bytes(32)}, "fingerprint"),
         ({"contract": bytes(32)}, "contract"),
-        ({"layout": layout_of(2)}, "fragment_count"),
+        ({"layout": layout_of(2)}, "num_fragments"),
         (
             {"layout": WireLayout.build([(MergeMode.AVG, [n], None) for n in (2, 3, 2)])},
             "numel",

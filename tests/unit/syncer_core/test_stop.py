@@ -87,6 +87,22 @@ def test_a_round_that_nobody_can_answer_is_dropped_at_once() -> None:
     assert code(run) == 0
 
 
+def test_an_emptied_round_waits_for_anybody_who_is_still_connected() -> None:
+    run, peers = training(config=config(shutdown_timeout_s=600.0, **PATH), hold_merges=True)
+    play(peers)
+    for peer in peers:
+        peer.close()
+    run.hold_deliveries = True
+    back = Peer(run, 1, 50)
+    run.finish_merge(finite=False)  # nobody can be captured yet: the round is empty
+    run.feed(Stop(SIGTERM))
+    assert code(run) is None
+    run.deliver(back.link)
+    back.answer()
+    run.finish_merge()
+    assert saves(run) == [(SaveKind.STOP, 1)]
+
+
 def test_a_round_becomes_hopeless_when_the_last_learner_leaves() -> None:
     run, peers = training(config=config(shutdown_timeout_s=600.0, **PATH))
     run.feed(Stop(SIGTERM))

@@ -19,7 +19,7 @@ from yeto_syncer.core.merge.gradients import Gradients, Turned
 from yeto_syncer.core.merge.outer import step
 from yeto_syncer.core.merge.plan import Columns, Cut, Scratch, Strip
 from yeto_syncer.core.merge.reduction import directions, radial_mean, shares, total_weight
-from yeto_syncer.core.merge.spectrum import flatten, hold_blas
+from yeto_syncer.core.merge.spectrum import flatten
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -52,10 +52,10 @@ def run(job: MergeJob, map: Map = map) -> MergeResult | None:
     calling thread only waits, so it must not be one of the threads that serve `map`. Bits do not depend on
     `map`.
 
-    Memory: the two result arrays, and about 10 MiB for each thread. Rules that need a norm before they can add
-    (RDA, HeLoCo) decode and correct each block again in every pass, which is cheaper than to keep decoded
-    gradients, and use the new momentum array as the accumulator until the last pass turns it into momentum.
-    iso needs its matrix in f64 besides.
+    Memory: the two result arrays, and about 10 MiB for each thread. Rules that need a norm before they can
+    add (RDA, HeLoCo) decode each strip again in every pass, which is cheaper than memory for whole decoded
+    gradients. Until the last pass writes the results, their arrays serve as the accumulator and keep what
+    two of the corrections computed. iso needs its matrix in f64 besides.
     """
     check(job)
     with np.errstate(all="ignore"):  # an overflow is looked for in the result instead
@@ -156,7 +156,6 @@ class Merge:
         """iso of every tensor whose shape fits, inside the accumulator; each matrix is one task."""
         if self.job.tensors.shapes is None:
             return
-        hold_blas()
         shapes: list[list[int]] = self.job.tensors.shapes.tolist()
         edges: list[int] = self.cut.edges.tolist()
 

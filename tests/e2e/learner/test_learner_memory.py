@@ -1,0 +1,57 @@
+"""How much memory a learner needs while the whole model arrives: its anchors, one fragment, a few chunks."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import numpy as np
+
+from tests.e2e.processes import Processes
+from tests.e2e.scripted_syncer import WAIT, Peer, ScriptedSyncer
+
+NUMEL = 9_000_000  # above 32 MiB the C library gives memory back at once
+FRAGMENTS = 5
+MIB = 1 << 20
+
+LEARNER = f"""
+import resource, sys
+import numpy as np
+from yeto_learner import Learner
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+arrays = {{f"w{{number}}": np.zeros({NUMEL}, np.float32) for number in range({FRAGMENTS})}}
+for array in arrays.values():
+    array += 1
+before = peak()
+learner = Learner(arrays, sys.argv[1], learner_id=1, num_fragments={FRAGMENTS}, dtype="f32", num_streams=2,
+                  session_contract="memory", receive_budget=1)
+with learner:
+    assert learner.versions == [5] * {FRAGMENTS}, learner.versions
+    print("peak", peak() - before, flush=True)
+"""
+
+
+def test_the_first_cut_needs_one_fragment_and_a_few_chunks(processes: Processes) -> None:
+    fragment = 4 * NUMEL
+    senders: list[threading.Thread] = []
+
+    def admit(peer: Peer) -> None:
+        def send() -> None:
+            tensor = np.ones(NUMEL, np.float32).tobytes()
+            for number in range(FRAGMENTS):
+                peer.broadcast(number, 5, tensor)
+
+        senders.append(threading.Thread(target=send))
+        senders[0].start()
+
+    with ScriptedSyncer(admit=admit) as syncer:
+        learner = processes.run(sys.executable, "-c", LEARNER, syncer.address)
+        grown = int(learner.stdout.wait_for(r"^peak (\d+)$", 2 * WAIT).group(1))
+        assert learner.wait() == 0
+        senders[0].join(WAIT)
+    anchors = FRAGMENTS * fragment
+    assert grown < anchors + fragment + 40 * MIB, f"{grown / MIB:.0f} MiB, anchors are {anchors / MIB:.0f}"
+    assert grown > anchors  # what is measured is there at all

@@ -1,0 +1,70 @@
+"""`Subscriber`: follows a run on an observer id and sends nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.e2e.learner.rig import F32, parameters, values
+from tests.e2e.scripted_syncer import WAIT, Peer, ScriptedSyncer
+from yeto_learner import Subscriber
+from yeto_proto import dtypes
+from yeto_proto._generated import messages as wire
+from yeto_proto._generated.types import Dtype
+
+
+def flat(subscriber: Subscriber, arrays: dict[str, F32], fragment: int) -> F32:
+    return np.concatenate(
+        [arrays[tensor.name].reshape(-1) for tensor in subscriber.layout.fragments[fragment].tensors]
+    )
+
+
+def broadcast(peer: Peer, fragment: int, version: int, seed: int) -> F32:
+    data = bytes(dtypes.encode(Dtype.BF16, np.frombuffer(values(peer.session.numel(fragment), seed), "<f4")))
+    peer.broadcast(fragment, version, data)
+    return dtypes.decode(Dtype.BF16, data, peer.session.numel(fragment))
+
+
+def test_a_subscriber_follows_to_the_end_and_sends_nothing() -> None:
+    arrays = parameters()
+    with (
+        ScriptedSyncer() as syncer,
+        Subscriber(
+            arrays, syncer.address, observer_id=7, num_fragments=2, num_streams=1, session_contract="test"
+        ) as subscriber,
+    ):
+        peer = syncer.next_peer()
+        assert peer.hello.learner_id == 7
+        assert subscriber.update() == []
+        first = broadcast(peer, 1, 4, 1)
+        assert subscriber.update(timeout=WAIT) == [1]
+        np.testing.assert_array_equal(flat(subscriber, arrays, 1), first)
+        assert subscriber.versions == [None, 4]
+        assert subscriber.global_step == 4
+        finals = []
+        for fragment in range(2):
+            tensor = values(peer.session.numel(fragment), 10 + fragment)
+            finals.append(np.frombuffer(tensor, "<f4"))
+            peer.send_chunked(wire.FinalFragment(fragment, 5 + fragment, tensor))
+        peer.send(wire.FinalManifest(6, (5, 6)))
+        assert subscriber.client.finalizing.wait(WAIT)
+        assert subscriber.done
+        subscriber.finish(WAIT)
+        for fragment in range(2):
+            np.testing.assert_array_equal(flat(subscriber, arrays, fragment), finals[fragment])
+        assert subscriber.versions == [5, 6]
+        peer.expect_nothing()
+
+
+def test_an_incomplete_final_cut_leaves_the_parameters_untouched() -> None:
+    arrays = parameters()
+    before = {name: array.copy() for name, array in arrays.items()}
+    with (
+        ScriptedSyncer() as syncer,
+        Subscriber(arrays, syncer.address, observer_id=7, num_fragments=2, num_streams=1) as subscriber,
+    ):
+        syncer.next_peer().send(wire.FinalManifest(6, (5, 6)))
+        with pytest.raises(TimeoutError, match="incomplete"):
+            subscriber.finish(0.2)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(array, before[name])

@@ -1,0 +1,98 @@
+"""The `yeto-learner` command line: help, version, and one line for each mistake."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from yeto_learner.cli import main
+from yeto_learner.demo.settings import Settings
+
+
+@pytest.mark.parametrize("command", [[], ["demo"], ["doctor"], ["layout"]])
+def test_help_has_examples(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert "examples:" in text
+    assert f"yeto-learner {' '.join(command)}".strip() in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert re.fullmatch(r"yeto-learner \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nothing"],
+        ["demo", "--port", "70000"],
+        ["demo", "--port", "x"],
+        ["demo", "--seed", "-1"],
+        ["doctor"],
+    ],
+)
+def test_a_wrong_command_line_is_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "error: " in capsys.readouterr().err
+
+
+def test_torch_that_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["demo", "--torch"]) == 1
+    assert capsys.readouterr().err.startswith("error: torch is not installed; --torch; install yeto[torch]")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["host:port"], "is not HOST:PORT"),
+        (["h:1", "--layout", "layout.json"], "go together"),
+        (["h:1", "--learner-id", "1"], "go together"),
+        (["h:1", "--layout", "/nonexistent/layout.json", "--learner-id", "1"], "No such file"),
+        (["h:1", "--profile", "xyz"], "--profile must be 32 bytes or 64 hexadecimal digits"),
+        (["h:1", "--contract", ""], "must not be an empty string"),
+    ],
+)
+def test_doctor_mistakes(arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *arguments]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert reason in err
+
+
+def test_doctor_names_the_first_thing_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "no-such-host.invalid:29400"]) == 1
+    assert capsys.readouterr().out.startswith("DNS      FAIL")
+    assert main(["doctor", "127.0.0.1:1", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [(row["subject"], row["verdict"]) for row in told["findings"]] == [("DNS", "good"), ("TCP", "bad")]
+
+
+def test_the_command_starts_without_numpy() -> None:
+    """`--help` and an early Ctrl-C should not wait for it."""
+    code = "import sys, yeto_learner.cli; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_quick_is_shorter_in_everything_that_takes_time() -> None:
+    full, quick = Settings(seed=5), Settings(seed=5).quick()
+    assert quick.rounds * quick.inner_steps * quick.batch < full.rounds * full.inner_steps * full.batch / 5
+    assert quick.kill_at < quick.rounds / 3
+    assert full.kill_at < full.rounds / 2
+    assert (quick.seed, quick.quorum, quick.learners) == (full.seed, full.quorum, full.learners)

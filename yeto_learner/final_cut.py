@@ -1,0 +1,64 @@
+"""The end of a learner: the f32 final cut over its parameters, the acknowledgement, and SHUTDOWN."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from .client import SyncerClient
+from .core.boundary import Boundary
+from .fragments import FragmentValues
+
+__all__ = ["FinalCut"]
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_GRACE: Final = (
+    30.0  # seconds that a syncer which left after the acknowledgement may need to come back
+)
+
+
+class FinalCut:
+    """Runs the terminal exchange once."""
+
+    def __init__(self, client: SyncerClient, boundary: Boundary, values: FragmentValues) -> None:
+        self._client, self._boundary, self._values = client, boundary, values
+
+    def run(self, timeout: float) -> None:
+        """Install, acknowledge, and wait for SHUTDOWN, all within `timeout` seconds.
+
+        Raises TimeoutError, with the parameters untouched if the cut was not complete, and what `check_health`
+        raises.
+        """
+        client = self._client
+        deadline = time.monotonic() + timeout
+        client.discard_updates()
+        manifest, finals = client.wait_for_final_fragments(timeout)
+        self._values.parameters.check()
+        self._values.overwrite(finals)
+        self._boundary.finalized(manifest)
+        client.acknowledge_finalization(manifest, max(0.0, deadline - time.monotonic()))
+        self._wait_for_shutdown(deadline)
+
+    def _wait_for_shutdown(self, deadline: float) -> None:
+        client = self._client
+        lost_since: float | None = None
+        while not client.shutdown.is_set():
+            now = time.monotonic()
+            connected = client.connected
+            lost_since = None if connected else (lost_since or now)
+            if lost_since is not None and now >= lost_since + SHUTDOWN_GRACE:
+                log.warning("the syncer left before SHUTDOWN; the final cut is installed and acknowledged")
+                return
+            if now >= deadline:
+                raise TimeoutError(
+                    "the final cut is installed and acknowledged, but no SHUTDOWN came; "
+                    "another learner may be missing"
+                )
+            until = deadline if lost_since is None else min(deadline, lost_since + SHUTDOWN_GRACE)
+            client.wait_for(self._shutdown_or(not connected), until - now)
+
+    def _shutdown_or(self, connected: bool) -> Callable[[], bool]:
+        return lambda: self._client.shutdown.is_set() or self._client.connected == connected
