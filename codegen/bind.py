@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from codegen.expr import Expr
-from codegen.faults import SpecFault, Where
+from codegen.faults import SpecFault
 from codegen.load import Items, Leaf, Node, Table
 
 T = TypeVar("T")
@@ -145,8 +145,3 @@ def plain(node: Node) -> Any:
     if isinstance(node, Items):
         return [plain(each) for each in node]
     return {key: plain(value) for key, value in node.values.items()}
-
-
-def at(lines: Mapping[str, Where], key: str, otherwise: Where) -> Where:
-    """The line of a key, or of the mapping when the key is not there."""
-    return lines.get(key, otherwise)

@@ -38,14 +38,23 @@ _COMPARE: dict[type[ast.cmpop], tuple[str, str, Callable[[Any, Any], bool]]] = {
     ast.Is: ("is", "is", lambda a, b: a is b),
     ast.IsNot: ("is not", "is not", lambda a, b: a is not b),
 }
-# Distances from the right-hand side at which the left-hand side is just accepted, and just refused.
-_EDGES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "<": ((-1,), (0, 1)),
-    "<=": ((-1, 0), (1,)),
-    "==": ((0,), (-1, 1)),
-    "!=": ((-1, 1), (0,)),
-    ">=": ((0, 1), (-1,)),
-    ">": ((1,), (-1, 0)),
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """How far from the right side of a comparison the left one is just accepted, and just refused."""
+
+    accepted: tuple[int, ...]
+    refused: tuple[int, ...]
+
+
+EDGES: Mapping[str, Edge] = {
+    "<": Edge((-1,), (0, 1)),
+    "<=": Edge((-1, 0), (1,)),
+    "==": Edge((0,), (-1, 1)),
+    "!=": Edge((-1, 1), (0,)),
+    ">=": Edge((0, 1), (-1,)),
+    ">": Edge((1,), (-1, 0)),
 }
 _PRECEDENCE = {
     "or": 1,
@@ -70,14 +79,9 @@ class Comparison:
     right: Expr
 
     @property
-    def accepted(self) -> tuple[int, ...]:
-        """Distances of the left side from the right side that satisfy it, next to its edge."""
-        return _EDGES.get(self.op, ((), ()))[0]
-
-    @property
-    def refused(self) -> tuple[int, ...]:
-        """Distances that break it, next to its edge."""
-        return _EDGES.get(self.op, ((), ()))[1]
+    def edge(self) -> Edge:
+        """The values on both sides of it; none for `in` and `is`."""
+        return EDGES.get(self.op, Edge((), ()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,6 @@ class Where:
         return f"{self.file}:{self.line}"
 
 
-NOWHERE = Where("spec", 0)
-
-
 class SpecFault(Exception):  # noqa: N818  # a fault in a text, told to a person
     """The specification is wrong. Its text is one line, `file:line: key: what`, and the generator exits with
     1.

@@ -233,6 +233,8 @@ def _check(text: FileText, spec: Spec, widths: Widths) -> None:
                 raise SpecFault(each_field.lines["equals"], "equals", f"there is no tag {each_field.equals}")
     names = {each.name for each in text.objects}
     for each_object in unique(text.objects, lambda each: (each.name, each.where), "object").values():
+        if each_object.event not in ("", each_object.name):
+            raise SpecFault(each_object.where, "event", f"must be called {each_object.name}, as the object")
         for key in unique(each_object.fields, lambda each: (each.name, each.where), "key").values():
             inner = key.type.removeprefix("list of ")
             if inner not in _PLAIN and inner not in names:

@@ -15,7 +15,6 @@ from codegen.codec_cases import CaseFile, CaseText
 from codegen.expr import Expr
 from codegen.files import FileText
 from codegen.machines import Machine
-from codegen.parts.frames import FramesView
 from codegen.pipes import PipeText
 from codegen.render import Output, environment
 from codegen.spec import Field, Frame, Rule, Spec

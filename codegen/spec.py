@@ -13,7 +13,7 @@ from typing import Any
 
 from codegen.bind import bind
 from codegen.expr import Expr
-from codegen.faults import NOWHERE, SpecFault, Where
+from codegen.faults import SpecFault, Where
 from codegen.load import read
 from codegen.model import (
     About,
@@ -205,10 +205,12 @@ def _check_whole(spec: Spec, builder: Builder) -> None:
     presets = [each for each in spec.limits.constants if each.tiny is not None]
     for each in presets:
         if not isinstance(spec.constant(each.name), int):
-            raise SpecFault(each.where or NOWHERE, "tiny", "only an integer can have a tiny value")
-    used = {name for rule in spec.rules() if rule.expr for name in rule.expr.names()}
-    for name in used:
-        if name.startswith("preset.") and name[7:].upper() not in {
-            each.name for each in spec.limits.constants
-        }:
-            raise SpecFault(NOWHERE, name, "is not a preset limit")
+            raise SpecFault(each.where, "tiny", "only an integer can have a tiny value")
+    exprs = [rule.expr for rule in spec.rules() if rule.expr is not None]
+    exprs += [frame.text.limit for frame in spec.frames if frame.text.limit is not None]
+    exprs += [frame.text.bulk.limit for frame in spec.frames if frame.text.bulk and frame.text.bulk.limit]
+    named = {f"preset.{each.name.lower()}" for each in presets}
+    for expr in exprs:
+        for name in expr.names():
+            if name.startswith("preset.") and name not in named:
+                raise expr.fault(f"{name} is no limit with a tiny value")

@@ -94,6 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Interrupted as interrupted:
         print(f"interrupted by {interrupted}", file=sys.stderr)
         return interrupted.exit_code
+    except BrokenPipeError:
+        # Whoever read the output has gone (`| head`); Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:

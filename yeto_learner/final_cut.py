@@ -29,8 +29,8 @@ class FinalCut:
     def run(self, timeout: float) -> None:
         """Install, acknowledge, and wait for SHUTDOWN, all within `timeout` seconds.
 
-        Raises TimeoutError, with the parameters untouched if the cut was not complete, and what `check_health`
-        raises.
+        Raises TimeoutError, with the parameters untouched if the cut was not complete, and what
+        `check_health` raises.
         """
         client = self._client
         deadline = time.monotonic() + timeout

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class Learner:
-    """One learner of a run.  Made for one thread, the training loop; its own threads leave the parameters alone.
+    """One learner of a run, made for one thread: its own threads never touch the parameters.
 
     The layout, equal on every learner:
         parameters: mapping of name to writable float numpy array, updated in place.

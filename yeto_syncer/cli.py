@@ -177,7 +177,11 @@ def configuration(settings: Resolved) -> Config:
 def first_problem(config: Config, settings: Resolved) -> Problem | None:
     """The first setting that cannot be used, in the order in which they are documented."""
     devices = settings["iso_worker_devices"]
-    if len(set(devices)) != len(devices) or not all(devices):
+    if not settings["iso_worker_device"]:
+        return Problem("--iso-worker-device", "must not be empty", "name a device, such as cuda:0 or cpu")
+    if not all(devices):
+        return Problem("--iso-worker-devices", "names a device without a name", "name each device once")
+    if len(set(devices)) != len(devices):
         return Problem("--iso-worker-devices", "names a device twice", "name each device once")
     if settings["iso_worker_queue_capacity"] == 0:
         return Problem("--iso-worker-queue-capacity", "must be at least 1", "give a number of jobs")

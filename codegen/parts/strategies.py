@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
+from codegen.expr import EDGES
 from codegen.parts.frames import FramesView
 from codegen.parts.naming import Naming
 from codegen.render import WIDTH, Output, render
@@ -122,7 +123,8 @@ class StrategiesView(Naming):
             unknown = (bound.names() & own) - drawn
             if unknown and not bound.relaxed(unknown):
                 continue
-            source = bound.python(self._bind_local, _STEP[bound.op], unknown)
+            nearest = min(EDGES[bound.op].accepted, key=abs)
+            source = bound.python(self._bind_local, nearest, unknown)
             if bound.op == "==" and not unknown:
                 return "", "", source
             if bound.op in (">", ">="):
@@ -229,15 +231,15 @@ class StrategiesView(Naming):
         def at(add: int) -> str:
             return bound.python(self.bind_rule, add)
 
+        refused = EDGES[bound.op].refused
         upper = f", {most}" if most else ""
-        return {
-            "<": f"at_least({at(0)}{upper})",
-            "<=": f"at_least({at(1)}{upper})",
-            ">": f"at_most({at(0)})",
-            ">=": f"at_most({at(-1)})",
-            "==": f"apart_from({at(0)}{upper})",
-            "!=": f"exactly({at(0)})",
-        }[bound.op]
+        if bound.op == "==":
+            return f"apart_from({at(0)}{upper})"
+        if bound.op == "!=":
+            return f"exactly({at(0)})"
+        if bound.op in ("<", "<="):
+            return f"at_least({at(min(refused))}{upper})"
+        return f"at_most({at(max(refused))})"
 
     def used(self, text: str, module: str) -> str:
         """An import of the names that a rendered text uses, from a module of the package."""
@@ -263,10 +265,6 @@ class StrategiesView(Naming):
             helpers.split()
         )
         return self.imports(".support", sorted(found))
-
-
-# What has to be added to the right side of a comparison to get the last value that it allows.
-_STEP = {"<": -1, "<=": 0, ">": 1, ">=": 0, "==": 0, "!=": 0}
 
 
 def _broken_lambda(text: str) -> str:

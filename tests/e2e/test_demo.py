@@ -182,6 +182,20 @@ def test_a_folder_that_cannot_be_written(processes: Processes, tmp_path: Path) -
     assert demo.ended(1) == f"error: {reason}; {demo.folder}; give another --output"
 
 
+def test_a_disk_without_room(processes: Processes, folder: Path) -> None:
+    code = f"""
+import resource, sys
+from yeto_learner.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+sys.exit(main(["demo", "--output", {str(folder)!r}]))
+"""
+    running = processes.run(sys.executable, "-c", code)
+    assert running.wait() == 1
+    assert re.fullmatch(
+        r"error: cannot write: File too large; .*out.*; free some space .*", running.stderr.text
+    )
+
+
 def test_a_folder_that_another_demo_is_writing(processes: Processes, folder: Path) -> None:
     folder.mkdir()
     (folder / "checkpoint.yeto").write_bytes(b"of the other run")

@@ -26,7 +26,7 @@ ALONE = (
     *("--sync-interval-steps", "0", "--grace-ms", "0", "--min-start-learners", "1"),
     *("--outer-momentum", "0"),
 )
-"""Rounds close with the first answer. Without momentum: stale answers in an endless run must not blow it up."""
+"""Rounds close with the first answer. No momentum: with stale answers an endless run would blow up."""
 
 
 @pytest.mark.rule("syncer.write_queue.bounded")

@@ -208,7 +208,7 @@ def test_a_learner_that_does_not_match_the_checkpoint_is_refused_and_the_run_wai
     ("flags", "words"),
     [
         (("--total-steps", "1"), "beyond --total-steps 1"),
-        (("--total-steps", "8", "--iso-backend", "torch-svd"), "not available"),
+        (("--total-steps", "8", "--iso-backend", "torch-svd"), "iso backend"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_the_settings_is_refused_at_start(

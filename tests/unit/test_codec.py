@@ -28,6 +28,7 @@ from yeto_proto._generated.messages import (
     PushFragment,
     Shutdown,
 )
+from yeto_proto._generated.sizes import bulk_bytes, push_bytes
 from yeto_proto._generated.types import Dtype, FrameType, MergeMode, Role
 from yeto_proto.errors_base import YetoError
 from yeto_proto.session import Session, WireLayout
@@ -240,6 +241,13 @@ def test_limits_of_first_frames_and_of_small_ones():
     assert payload_limit(3, Role.LEARNER, SESSION) == 16
     assert payload_limit(7, Role.LEARNER, SESSION) == 0
     assert payload_limit(10, Role.LEARNER, SESSION) == 65536
+
+
+def test_a_size_needs_a_dtype():
+    for size in (bulk_bytes, push_bytes):
+        with pytest.raises(errors.BadArgument):
+            size(4, 256)
+    assert [push_bytes(Dtype.Q4, numel) for numel in (1, 256, 257)] == [132, 132, 264]
 
 
 def test_types_without_a_limit():

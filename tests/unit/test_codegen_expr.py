@@ -127,7 +127,7 @@ def test_names_functions_and_comparisons():
 def test_boundary_values_lie_on_both_sides(text, accepted, refused):
     found = expr(text)
     (comparison,) = found.comparisons()
-    assert (comparison.accepted, comparison.refused) == (accepted, refused)
+    assert (comparison.edge.accepted, comparison.edge.refused) == (accepted, refused)
     for distance in accepted:
         assert found.evaluate({"a": 10 + distance, "b": 10}.__getitem__)
     for distance in refused:

@@ -125,6 +125,7 @@ FAULTS = [
         "needs `by`",
     ),
     ("frames/09_chunk.yaml", "  limit: preset.chunk_slice\n", "", "name: data", "needs a length, a limit"),
+    ("frames/10_error.yaml", "preset.error_max", "preset.eror_max", "limit:", "preset.eror_max is no limit"),
     (
         "frames/11_final_manifest.yaml",
         "count: num_fragments",

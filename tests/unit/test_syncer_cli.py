@@ -20,11 +20,7 @@ from yeto_syncer.shell.settings import BY_NAME, PRESETS, SETTINGS, SWITCH
 
 RUN = ("--learners", "2", "--total-steps", "8")
 VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "profile_hash.json").read_text())["vectors"]
-AVAILABLE = [
-    vector
-    for vector in VECTORS
-    if vector["config"]["policy_sweep_fragments"] is None and vector["config"]["learner_budget_steps"] is None
-]
+AVAILABLE = [vector for vector in VECTORS if vector["config"]["policy_sweep_fragments"] is None]
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +126,9 @@ def test_a_mistake_in_the_syntax_is_exit_2(
         ((*RUN, "--delta-correction", "magic"), "unknown name 'magic'"),
         ((*RUN, "--learner-weight", "magic"), "unknown name 'magic'"),
         ((*RUN, "--iso-backend", "magic"), "unknown name 'magic'"),
-        ((*RUN, "--iso-backend", "torch-svd"), "not available in this version"),
+        ((*RUN, "--learner-budget-steps", "0"), "1..4294967295"),
+        ((*RUN, "--learner-budget-steps", "5"), "needs --checkpoint-path"),
+        ((*RUN, "--learner-budget-steps", "5", "--checkpoint-path", "x", "--resume"), "cannot be used with"),
         ((*RUN, "--iso-worker-devices", "cuda:0,cuda:0"), "twice"),
         ((*RUN, "--iso-worker-queue-capacity", "0"), "at least 1"),
         ((*RUN, "--fold", "on-arrival"), "not available in this version"),

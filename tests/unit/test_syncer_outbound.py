@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from yeto_proto._generated.constants import TINY
+from yeto_proto._generated.constants import CHUNK_HEAD_BYTES, HEADER_BYTES, TINY
 from yeto_proto._generated.messages import BcastFragment, Error, FinalFragment, PullReq, Shutdown
 from yeto_proto._generated.types import FrameType
 from yeto_proto.chunks import slices
@@ -75,9 +75,10 @@ class Peer:
         data, frames = bytes(self.got.get(stream, b"")), []
         while data:
             _, kind, length = parse_header(data)
-            assert len(data) >= 13 + length, "a frame is torn"
-            frames.append((kind, data[13 : 13 + length]))
-            data = data[13 + length :]
+            end = HEADER_BYTES + length
+            assert len(data) >= end, "a frame is torn"
+            frames.append((kind, data[HEADER_BYTES:end]))
+            data = data[end:]
         return frames
 
     def chunks(self, stream: int) -> list[tuple[int, int]]:
@@ -103,7 +104,7 @@ class Peer:
         for msg_id in sorted(parts):
             inner = b"".join(parts[msg_id][offset] for offset in sorted(parts[msg_id]))
             if len(inner) == totals[msg_id]:
-                whole.append(decode(parse_header(inner)[1], inner[13:]))
+                whole.append(decode(parse_header(inner)[1], inner[HEADER_BYTES:]))
         return whole
 
 
@@ -174,7 +175,7 @@ def test_only_a_few_chunks_are_cut_ahead() -> None:
     outbound.deliver([Body(0, 1, SLICE * 100)], None)
     for stream in range(2):
         waiting = sum(len(buffer) for buffer in outbound.next(stream))
-        assert waiting <= STREAM_DEPTH * (SLICE + 37)
+        assert waiting <= STREAM_DEPTH * (SLICE + HEADER_BYTES + CHUNK_HEAD_BYTES)
 
 
 @pytest.mark.rule("syncer.broadcast.newest")

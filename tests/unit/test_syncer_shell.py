@@ -8,7 +8,7 @@ import json
 import queue
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,20 @@ class Loop:
     def turn(self) -> None:
         callback, args = self.calls.get(timeout=WAIT_S)
         callback(*args)
+
+
+@pytest.fixture
+def loop() -> Loop:
+    """A stand-in for the event loop."""
+    return Loop()
+
+
+@pytest.fixture
+def pool(loop: Loop) -> Iterator[Workers]:
+    """Two threads that hand their results to `loop`."""
+    workers = Workers("test", 2, loop)
+    yield workers
+    assert workers.close(WAIT_S)
 
 
 # -- lane
@@ -329,12 +343,10 @@ def test_close_tells_when_a_thread_is_still_at_work() -> None:
     assert workers.close(WAIT_S)
 
 
-def test_map_gives_results_in_order_and_raises_the_first_error() -> None:
-    workers = Workers("test", 3, Loop())
-    assert list(workers.map(lambda item: item * item, range(50))) == [item * item for item in range(50)]
+def test_map_gives_results_in_order_and_raises_the_first_error(pool: Workers) -> None:
+    assert list(pool.map(lambda item: item * item, range(50))) == [item * item for item in range(50)]
     with pytest.raises(ZeroDivisionError):
-        list(workers.map(lambda item: 1 // item, [2, 0, 1]))
-    assert workers.close(WAIT_S)
+        list(pool.map(lambda item: 1 // item, [2, 0, 1]))
 
 
 # -- payloads
@@ -346,8 +358,8 @@ def fragment(version: int, size: int = 100, fragment_id: int = 0) -> Versioned:
     return Versioned(fragment_id, version, params)
 
 
-def test_f32_is_sent_from_the_arrays_own_memory() -> None:
-    payloads = Payloads(Workers("test", 1, Loop()))
+def test_f32_is_sent_from_the_arrays_own_memory(pool: Workers) -> None:
+    payloads = Payloads(pool)
     source = fragment(1)
     payload = payloads.get(source, Dtype.F32, final=True)
     payload.retain()
@@ -357,9 +369,8 @@ def test_f32_is_sent_from_the_arrays_own_memory() -> None:
 
 
 @pytest.mark.parametrize("size", [100, INLINE_VALUES + 1])
-def test_a_version_is_encoded_once_and_shared(size: int) -> None:
-    loop = Loop()
-    payloads = Payloads(Workers("test", 1, loop))
+def test_a_version_is_encoded_once_and_shared(size: int, pool: Workers, loop: Loop) -> None:
+    payloads = Payloads(pool)
     source, woken = fragment(1, size), []
     first = payloads.get(source, Dtype.BF16, final=False)
     first.retain()
@@ -378,8 +389,8 @@ def test_a_version_is_encoded_once_and_shared(size: int) -> None:
     assert first.message().tensor is message.tensor
 
 
-def test_a_payload_is_freed_by_its_last_user() -> None:
-    payloads = Payloads(Workers("test", 1, Loop()))
+def test_a_payload_is_freed_by_its_last_user(pool: Workers) -> None:
+    payloads = Payloads(pool)
     source = fragment(1)
     payload = payloads.get(source, Dtype.BF16, final=False)
     payload.retain()
@@ -394,9 +405,8 @@ def test_a_payload_is_freed_by_its_last_user() -> None:
     assert held() is None
 
 
-def test_a_payload_released_while_it_is_encoded_stays_empty() -> None:
-    loop = Loop()
-    payloads = Payloads(Workers("test", 1, loop))
+def test_a_payload_released_while_it_is_encoded_stays_empty(pool: Workers, loop: Loop) -> None:
+    payloads = Payloads(pool)
     payload = payloads.get(fragment(1, INLINE_VALUES + 1), Dtype.BF16, final=False)
     payload.retain()
     payload.want(lambda: None)
@@ -405,8 +415,8 @@ def test_a_payload_released_while_it_is_encoded_stays_empty() -> None:
     assert not payload.ready
 
 
-def test_bcast_and_final_of_one_version_are_different_payloads() -> None:
-    payloads = Payloads(Workers("test", 1, Loop()))
+def test_bcast_and_final_of_one_version_are_different_payloads(pool: Workers) -> None:
+    payloads = Payloads(pool)
     source = fragment(3)
     bcast = payloads.get(source, Dtype.F32, final=False)
     bcast.retain()
@@ -423,26 +433,26 @@ def session(dtype: Dtype, numel: int) -> Session:
 
 @pytest.mark.parametrize("dtype", list(Dtype), ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("numel", [1, PART - 1, PART, PART + 1, 2 * PART + 7])
-def test_an_init_is_decoded_in_parts_to_the_same_values(dtype: Dtype, numel: int) -> None:
-    workers = Workers("test", 2, Loop())
+def test_an_init_is_decoded_in_parts_to_the_same_values(dtype: Dtype, numel: int, pool: Workers) -> None:
     bulk = Dtype.BF16 if dtype is Dtype.Q4 else dtype
     values = np.linspace(-7, 11, numel, dtype=np.float32)
-    wire = encode(bulk, values, workers.map)
+    wire = encode(bulk, values, pool.map)
     assert bytes(wire) == bytes(dtypes.encode(bulk, values))
-    decoded = examine(InitParams(0, wire), session(dtype, numel), workers.map)
+    decoded = examine(InitParams(0, wire), session(dtype, numel), pool.map)
     assert decoded is not None and decoded.flags.aligned
     assert np.array_equal(decoded, dtypes.decode(bulk, wire, numel))
-    assert workers.close(WAIT_S)
 
 
 @pytest.mark.rule("init_params.tensor.finite")
 @pytest.mark.parametrize("dtype", [Dtype.F32, Dtype.BF16], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("place", [0, PART - 1, PART, PART + 5])
-def test_the_first_value_that_is_not_finite_is_named_with_its_offset(dtype: Dtype, place: int) -> None:
+def test_the_first_value_that_is_not_finite_is_named_with_its_offset(
+    dtype: Dtype, place: int, pool: Workers
+) -> None:
     values = np.zeros(PART + 10, np.float32)
     values[[place, -1]] = np.nan
     wire = dtypes.encode(dtype, values)
-    for spread in (map, Workers("test", 2, Loop()).map):
+    for spread in (map, pool.map):
         with pytest.raises(NonFinite) as refused:
             examine(InitParams(0, wire), session(dtype, values.size), spread)
         assert refused.value.offset == place * (4 if dtype is Dtype.F32 else 2)

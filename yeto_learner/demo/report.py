@@ -22,11 +22,12 @@ Rows = Iterable[tuple[str, str]]
 
 def figures(story: Story) -> list[tuple[str, str]]:
     """The losses that are printed and put on top of the report, in nats per byte of held-out text."""
+    steps = ", ".join(str(one.total_steps) for one in story.learners)
     return [
         ("untrained", f"{story.before:.4f}"),
-        (f"merged from {len(story.learners)} learners", f"{story.merged:.4f}"),
-        ("one learner alone, one shard, as many steps", f"{story.alone_on_shard:.4f}"),
-        ("one learner alone, all text, as many steps", f"{story.alone_on_full:.4f}"),
+        (f"merged from {len(story.learners)} learners, {steps} steps", f"{story.merged:.4f}"),
+        (f"one learner alone, one shard, {story.alone_steps} steps", f"{story.alone_on_shard:.4f}"),
+        (f"one learner alone, all text, {story.alone_steps} steps", f"{story.alone_on_full:.4f}"),
     ]
 
 

@@ -8,7 +8,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,12 @@ class Demo:
         self._moved = self._start
 
     def run(self) -> Result:
-        corpus = load_corpus(self._settings.learners)
+        try:
+            corpus = load_corpus(self._settings.learners)
+        except (ModuleNotFoundError, ValueError) as error:
+            # Some distributions ship Python without its documentation.
+            advice = "install the whole standard library (Debian: libpython3-stdlib)"
+            raise DemoError(f"the demo's text cannot be read: {error}", "pydoc_data", advice) from error
         first = self._settings.model.init(self._settings.seed)
         layout = build_layout({name: value.shape for name, value in first.items()}, self._settings.fragments)
         self._folder.layout.write_text(layout.to_json() + "\n")
@@ -158,8 +163,16 @@ class Demo:
         self._story.learners[victim].reborn(self._story.step_now(victim))
         self._start_learner(crew, victim)
         self._note(f"learner {victim} started again")
-        self._wait(crew, lambda: len(self._story.lives(victim)) > 1, "the killed learner to answer again")
-        self._story.returned_at = self._story.lives(victim)[1][0]
+        self._wait(
+            crew,
+            lambda: len(self._story.lives(victim)) > 1 or len(self._story.rounds) == self._settings.rounds,
+            "the killed learner to answer again",
+        )
+        lives = self._story.lives(victim)
+        if len(lives) < 2:
+            what = f"the run was over before learner {victim} was back"
+            raise DemoError(what, str(self._folder.tape), "run it again when the machine is less busy")
+        self._story.returned_at = lives[1][0]
         self._note(f"learner {victim} answered again in round {self._story.returned_at}")
         self._wait(crew, lambda: len(self._story.rounds) == self._settings.rounds, "the last round")
         self._phase("final cut")
@@ -168,7 +181,7 @@ class Demo:
 
     def _train_alone(self, crew: Crew) -> None:
         """The baselines run side by side, after the run: nothing else then competes for the cores."""
-        steps = max(one.total_steps for one in self._story.learners)
+        steps = self._story.alone_steps = max(one.total_steps for one in self._story.learners)
         self._phase(f"two learners alone, {steps} steps each")
         baselines = (
             ("shard", self._settings.victim, self._story.alone_shard),
@@ -184,11 +197,14 @@ class Demo:
 
     def _start_learner(self, crew: Crew, learner: int) -> None:
         life = 1 if self._story.killed_after is not None else 0
+        # Loading torch can take longer than the rest of the run. The wire does not care what a learner trains
+        # with: one that comes back uses numpy, which is there in an instant.
+        settings = replace(self._settings, backend="numpy") if life else self._settings
         task = Task(
             "learner",
             learner,
             self._folder.learner(learner),
-            self._settings,
+            settings,
             address=self._address,
             learner_id=learner,
             contract=self._contract,

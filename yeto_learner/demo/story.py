@@ -119,7 +119,7 @@ class Trainee:
 
     def reborn(self, offset: int) -> None:
         self.past_steps += self.steps
-        self.steps, self.offset, self.bytes_per_s = 0, offset, 0.0
+        self.steps, self.offset, self.bytes_per_s, self.status = 0, offset, 0.0, "starting"
         for curve in (self.training, self.held_out):
             curve.breaks.append(len(curve.x))
 
@@ -157,6 +157,7 @@ class Story:
     merged: float = float("nan")
     alone_on_shard: float = float("nan")
     alone_on_full: float = float("nan")
+    alone_steps: int = 0
     seconds: float = 0.0
 
     def step_now(self, victim: int) -> int:

@@ -163,7 +163,8 @@ class TapeField:
     optional: bool
 
 
-#: The kinds of objects on an event tape, and their keys in order.
+#: The kinds of objects on an event tape, and their keys in order. A record with an `event` is of the kind
+#: that it names, one without is a `commit`; the others are parts of records.
 TAPE: Final[Mapping[str, Mapping[str, TapeField]]] = {
     "commit": {
         "protocol_version": TapeField("integer", "", False),
@@ -207,6 +208,86 @@ TAPE: Final[Mapping[str, Mapping[str, TapeField]]] = {
         "c_tokens": TapeField("integer", "tokens", False),
         "weight": TapeField("number", "", False),
         "contribution": TapeField("number", "", False),
+    },
+    "stamp": {
+        "time": TapeField("number", "s", True),
+    },
+    "run_started": {
+        "event": TapeField("text", "", False),
+        "step": TapeField("integer", "", False),
+        "resumed": TapeField("true or false", "", False),
+        "learners": TapeField("integer", "", False),
+        "quorum": TapeField("integer", "", False),
+        "total_steps": TapeField("integer", "", False),
+        "fragments": TapeField("integer", "", False),
+    },
+    "run_ended": {
+        "event": TapeField("text", "", False),
+        "step": TapeField("integer or null", "", False),
+        "code": TapeField("integer", "", False),
+        "message": TapeField("text", "", False),
+    },
+    "learner_joined": {
+        "event": TapeField("text", "", False),
+        "id": TapeField("integer", "", False),
+        "generation": TapeField("integer", "", False),
+        "step": TapeField("integer", "", False),
+    },
+    "learner_left": {
+        "event": TapeField("text", "", False),
+        "id": TapeField("integer", "", False),
+        "generation": TapeField("integer", "", False),
+        "reason": TapeField("text", "", False),
+    },
+    "late_join": {
+        "event": TapeField("text", "", False),
+        "id": TapeField("integer", "", False),
+        "generation": TapeField("integer", "", False),
+        "step": TapeField("integer", "", False),
+        "attempt": TapeField("integer", "", False),
+    },
+    "rebound": {
+        "event": TapeField("text", "", False),
+        "id": TapeField("integer", "", False),
+        "generation": TapeField("integer", "", False),
+        "step": TapeField("integer", "", False),
+        "attempt": TapeField("integer", "", False),
+    },
+    "rejected": {
+        "event": TapeField("text", "", False),
+        "reason": TapeField("text", "", False),
+        "id": TapeField("integer", "", False),
+        "generation": TapeField("integer", "", False),
+        "step": TapeField("integer", "", False),
+        "fragment": TapeField("integer", "", True),
+        "attempt": TapeField("integer", "", True),
+    },
+    "attempt_discarded": {
+        "event": TapeField("text", "", False),
+        "step": TapeField("integer", "", False),
+        "fragment": TapeField("integer", "", False),
+        "attempt": TapeField("integer", "", False),
+        "answers": TapeField("integer", "", False),
+    },
+    "round_dropped": {
+        "event": TapeField("text", "", False),
+        "step": TapeField("integer", "", False),
+        "fragment": TapeField("integer", "", False),
+        "attempt": TapeField("integer", "", False),
+        "answers": TapeField("integer", "", False),
+    },
+    "recovery": {
+        "event": TapeField("text", "", False),
+        "id": TapeField("integer", "", False),
+        "generation": TapeField("integer", "", False),
+        "lost_generation": TapeField("integer", "", False),
+        "reason": TapeField("text", "", False),
+        "connections": TapeField("integer", "", False),
+        "step": TapeField("integer", "", False),
+        "detect_ms": TapeField("integer", "ms", False),
+        "connect_ms": TapeField("integer", "ms", False),
+        "catch_up_ms": TapeField("integer", "ms", False),
+        "answer_ms": TapeField("integer", "ms", False),
     },
 }
 

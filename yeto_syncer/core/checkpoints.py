@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from yeto_proto._generated.types import IsoBackend
 from yeto_proto.files.model import Snapshot
 from yeto_syncer.core.config import Config
-from yeto_syncer.core.effects import Save, SaveKind
+from yeto_syncer.core.effects import Drain, Save, SaveKind
 from yeto_syncer.core.failure import RunError
 from yeto_syncer.core.outbox import Outbox
+
+# After these the process computes nothing more.
+ENDING = (SaveKind.TERMINAL, SaveKind.CUTOFF, SaveKind.STOP)
 
 
 class Checkpoints:
@@ -42,6 +46,8 @@ class Checkpoints:
             self._waiting = kind
             return
         self._blocking = kind
+        if kind in ENDING and self._config.iso_backend_id is IsoBackend.TORCH_SVD:
+            self._outbox.emit(Drain())
         self._outbox.emit(Save(self._take(), kind))
 
     def save_behind(self, kind: SaveKind) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from yeto_proto._generated.types import IsoBackend
+
 DeltaCorrection: TypeAlias = Literal["heloco", "none"]
 LearnerWeight: TypeAlias = Literal["tokens2-over-steps", "equal"]
 IsoBackendName: TypeAlias = Literal["scalar", "torch-svd"]
@@ -114,6 +116,11 @@ class Config:
     def per_round_checkpoint(self) -> bool:
         """True when each checkpoint must be durable before its broadcast."""
         return self.checkpoint_path is not None and self.checkpoint_every == 1
+
+    @property
+    def iso_backend_id(self) -> IsoBackend:
+        """The backend as a checkpoint records it."""
+        return IsoBackend.SCALAR if self.iso_backend == "scalar" else IsoBackend.TORCH_SVD
 
     @property
     def fixed_roster(self) -> bool:
@@ -266,7 +273,6 @@ class Config:
 
     def _not_built(self) -> Iterator[Problem]:
         for flag, used in (
-            ("--iso-backend torch-svd", self.iso_backend == "torch-svd"),
             ("--fold on-arrival", self.fold == "on-arrival"),
             ("--late-carry", self.late_carry),
             ("--carry-answers-round", self.carry_answers_round),

@@ -28,6 +28,7 @@ from yeto_syncer.core.events import (
     DataHelloReceived,
     Delivered,
     Disconnected,
+    DrainFailed,
     Dropped,
     Event,
     FileFailed,
@@ -79,6 +80,7 @@ class Coordinator:
             Dropped: self._on_dropped,
             Merged: self._on_merged,
             MergeFailed: self._on_merge_failed,
+            DrainFailed: self._on_drain_failed,
             Saved: self._on_saved,
             SaveFailed: self._on_save_failed,
             FileFailed: self._on_file_failed,
@@ -242,6 +244,12 @@ class Coordinator:
     def _on_merge_failed(self, now: float, event: MergeFailed) -> None:
         raise RunError(
             f"the merge failed: {event.reason}; step {event.step}; restart from the last checkpoint"
+        )
+
+    def _on_drain_failed(self, now: float, event: DrainFailed) -> None:
+        raise RunError(
+            f"no checkpoint was written: {event.reason}; --iso-backend torch-svd; "
+            "restart from the last checkpoint"
         )
 
     def _on_saved(self, now: float, event: Saved) -> None:

@@ -117,6 +117,12 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """Let the SVD pool finish what it has and take nothing more, for good. Holds back later effects; when the
+    pool is poisoned or late, the shell performs none of these and answers `DrainFailed`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Save:
     """Write `snapshot` to the checkpoint path and answer `Saved` or `SaveFailed`.
 
@@ -199,6 +205,7 @@ Effect: TypeAlias = (
     | CloseLink
     | CloseConn
     | Merge
+    | Drain
     | Save
     | WriteMarker
     | RemoveMarker

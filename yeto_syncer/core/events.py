@@ -108,6 +108,13 @@ class MergeFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainFailed:
+    """A `Drain` failed. The checkpoint behind it is not written, and the run ends with exit 1."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     """A `Save` is durable: file and folder are synced and the rename is done."""
 
@@ -156,6 +163,7 @@ Event: TypeAlias = (
     | Dropped
     | Merged
     | MergeFailed
+    | DrainFailed
     | Saved
     | SaveFailed
     | FileFailed

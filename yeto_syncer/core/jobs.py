@@ -53,12 +53,53 @@ class Answer:
     delta: Buffer
 
 
+class Accumulator:
+    """What the answers of one attempt have come to so far under `--fold on-arrival` (D35).
+
+    The one value here that is written to: the attempt owns it, its folds change it one after the other, and
+    the merge that closes the round uses it up. Memory: 4 bytes a value, committed by the first fold.
+
+    `values` is the f32 sum of the whole fragment. Of the answers that weigh something, `first_weight` is w1 of
+    the first, and `total` is W, the sum of w / w1. `first_norms` and `radii` hold n1 and R of each tensor;
+    RDA alone uses them. n1 is the first length that is not 0, so that a tensor that stood still in the first
+    answer does not silence the later ones.
+    """
+
+    __slots__ = ("first_norms", "first_weight", "radii", "total", "values")
+
+    def __init__(self, tensors: MergeTensors) -> None:
+        self.values: F32 = np.zeros(int(tensors.numels.sum()), np.float32)
+        self.first_weight = 0.0
+        self.total = 0.0
+        self.first_norms: NDArray[np.float64] = np.zeros(tensors.numels.size)
+        self.radii: NDArray[np.float64] = np.zeros(tensors.numels.size)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldJob:
+    """One answer that goes into the sums of its attempt: everything `core.merge.fold` may read.
+
+    `momentum` is the fragment's read-only momentum, which no commit can change before the round closes;
+    `correction` turns HeLoCo on. The job writes to `into` and to nothing else.
+    """
+
+    step: int
+    attempt: int
+    fragment_id: int
+    momentum: F32
+    tensors: MergeTensors
+    answer: Answer
+    correction: bool
+    into: Accumulator
+
+
 @dataclass(frozen=True, slots=True)
 class MergeJob:
     """One outer step of one fragment: everything `core.merge.run` may read.
 
     `params` and `momentum` are read-only f32 arrays of the fragment's length; a job never writes to them.
-    `answers` is never empty and sorted by (learner id, generation). `lr` and `mu` are the f32 outer learning
+    `answers` is sorted by (learner id, generation). It is empty exactly when the answers were folded on
+    arrival: then `folded` holds their sums, which the merge uses up. `lr` and `mu` are the f32 outer learning
     rate and momentum; `correction` turns HeLoCo on.
     """
 
@@ -72,6 +113,7 @@ class MergeJob:
     lr: float
     mu: float
     correction: bool
+    folded: Accumulator | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from enum import Enum
 
 from yeto_proto._generated.machines import BudgetInput, BudgetState, FinalizationState
-from yeto_proto._generated.types import IsoBackend
 from yeto_proto.files.model import Snapshot
 from yeto_proto.session import Session
 from yeto_syncer.core.budget import Cutoff
@@ -317,5 +316,4 @@ class Run:
 
     def _snapshot(self) -> Snapshot:
         assert self.model is not None
-        backend = IsoBackend.SCALAR if self._config.iso_backend == "scalar" else IsoBackend.TORCH_SVD
-        return self.model.snapshot(self._ledger, backend)
+        return self.model.snapshot(self._ledger, self._config.iso_backend_id)

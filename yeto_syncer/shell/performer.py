@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from yeto_proto._generated.types import MergeMode
 from yeto_syncer.core.effects import (
     Accept,
     AppendTape,
@@ -20,6 +21,7 @@ from yeto_syncer.core.effects import (
     CloseLink,
     Count,
     Deliver,
+    Drain,
     Effect,
     Exit,
     Log,
@@ -33,6 +35,7 @@ from yeto_syncer.core.effects import (
     WriteMarker,
 )
 from yeto_syncer.core.events import (
+    DrainFailed,
     Event,
     FileFailed,
     Merged,
@@ -47,6 +50,7 @@ from yeto_syncer.core.merge import run as run_merge
 from yeto_syncer.shell.logs import Log as LogWriter
 from yeto_syncer.shell.server import Server
 from yeto_syncer.shell.storage import Storage
+from yeto_syncer.shell.svd_pool import SvdPool, SvdPoolError
 from yeto_syncer.shell.tape import Tape
 from yeto_syncer.shell.workers import Workers, settled
 
@@ -74,6 +78,7 @@ class Performer:
         tape: Tape | None,
         log: LogWriter,
         spread: Map,
+        svd: SvdPool | None,
         end: Callable[[Exit], None],
     ) -> None:
         self._loop = loop
@@ -86,6 +91,7 @@ class Performer:
         self._timer: asyncio.TimerHandle | None = None
         self._merging = Workers("merge", 1, loop)
         self._spread = spread
+        self._svd = svd
         self._writing = Workers("checkpoint", 1, loop)
         self.counters: Counter[str] = Counter()
         self._actions: Mapping[type, Callable[[Any], bool | None]] = {
@@ -97,6 +103,7 @@ class Performer:
             CloseLink: lambda e: server.close_link(e.link, e.error),
             CloseConn: lambda e: server.close_connection(e.conn),
             Merge: lambda e: self._merge(e.job),
+            Drain: lambda e: self._drain(),
             Save: self._save,
             WriteMarker: lambda e: self._write("the final marker", lambda: storage.write_marker(e.step)),
             RemoveMarker: lambda e: self._remove_marker(),
@@ -130,13 +137,32 @@ class Performer:
             error = future.exception()
             if error is None:
                 self._post(Merged(job.step, job.attempt, future.result()))
+            elif isinstance(error, SvdPoolError):
+                self._post(MergeFailed(job.step, job.attempt, str(error)))
             else:
                 self._post(MergeFailed(job.step, job.attempt, f"{type(error).__name__}: {error}"))
 
-        if job.params.size * len(job.answers) <= INLINE_MERGE:
+        flatten = self._svd.flatten if self._svd is not None and job.tensors.mode == MergeMode.ISO else None
+        if flatten is None and job.params.size * len(job.answers) <= INLINE_MERGE:
             merged(settled(lambda: run_merge(job)))
         else:
-            self._merging.submit(lambda: run_merge(job, self._spread), merged)
+            self._merging.submit(lambda: run_merge(job, self._spread, flatten), merged)
+
+    def _drain(self) -> bool:
+        if self._svd is None:
+            return False
+
+        def drained(future: Future[None]) -> None:
+            error = future.exception()
+            if error is None:
+                self._resume(None)
+            elif isinstance(error, SvdPoolError):
+                self._resume(DrainFailed(str(error)), failed=True)
+            else:
+                raise error
+
+        self._writing.submit(self._svd.drain, drained)
+        return True
 
     def _save(self, effect: Save) -> bool:
         step = effect.snapshot.global_step

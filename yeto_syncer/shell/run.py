@@ -34,7 +34,7 @@ THREADS_S = 0.2
 MOST_PARTS = 32
 """Default for `--merge-threads` on machines with more cores than this."""
 
-HELPERS = min(4, os.cpu_count() or 1)
+VALUE_THREADS = min(4, os.cpu_count() or 1)
 """Threads that check and encode values, however many learners there are."""
 
 
@@ -73,7 +73,7 @@ class Process:
         self.busy = False
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._failed)
-        self._helpers = Workers("helper", HELPERS, self._loop)
+        self._values = Workers("values", VALUE_THREADS, self._loop)
         threads = settings["merge_threads"] or min(MOST_PARTS, os.cpu_count() or 1)
         # Threads that do the parts of a merge, a decoding or an encoding while the thread that asked waits; a
         # single one would only take its place.
@@ -86,7 +86,7 @@ class Process:
         self._server = Server(
             self._loop,
             self._engine,
-            self._helpers,
+            self._values,
             spread,
             prepared.key,
             config.write_timeout_s,
@@ -98,6 +98,7 @@ class Process:
             prepared.tape,
             log,
             spread,
+            prepared.svd,
             self._end,
         )
         self._performer.connect(self._engine)
@@ -175,7 +176,9 @@ class Process:
 
     def close(self) -> None:
         """End the threads and close the loop."""
-        pools = [self._helpers] if self._parts is None else [self._helpers, self._parts]
+        if self._prepared.svd is not None:
+            self._prepared.svd.close()  # a merge that still waits for it can then end
+        pools = [self._values] if self._parts is None else [self._values, self._parts]
         ended = [self._performer.close(THREADS_S), *(workers.close(THREADS_S) for workers in pools)]
         self.busy = not all(ended)
         self._loop.close()

@@ -115,6 +115,13 @@ def _text(value: object) -> str:
     return value
 
 
+def _name(value: object) -> str:
+    """Any text; an empty one is refused with the other rules of the command line."""
+    if not isinstance(value, str):
+        raise ValueError(f"must be a text, got {value!r}")
+    return value
+
+
 def _parse_switch(text: str) -> bool:
     if text.lower() in ("1", "true", "yes", "on"):
         return True
@@ -151,6 +158,7 @@ U32: Final = whole("u32", 0, MAX_U32)
 U64: Final = whole("u64", 0, MAX_U64)
 REAL: Final = real("number")
 TEXT: Final = Kind("text", _text, _text, _quoted)
+NAME: Final = Kind("text", str, _name, _quoted)
 PATH: Final = Kind("path", _text, _text, _quoted)
 SWITCH: Final = Kind("switch", _parse_switch, _accept_switch, lambda value: "true" if value else "false")
 IDS: Final = listed("id,id,...", U32)
@@ -212,8 +220,8 @@ SETTINGS: Final[tuple[Setting, ...]] = (
        help="Start training with this many learners."),
     _s("observers", "run", IDS, (), unset="none",
        help="Learner ids that receive every broadcast but are never asked."),
-    _s("learner_budget_steps", "run", U64, None, available=False,
-       help="Benchmark cutoff after exactly this many local steps of every learner."),
+    _s("learner_budget_steps", "run", U64, None, unit="local steps",
+       help="Benchmark: end with an unmarked checkpoint once every learner has reported exactly this many."),
     _s("shutdown_timeout_s", "run", REAL, 600.0, unit="seconds",
        help="After the first SIGTERM or SIGINT, how long gathering rounds may take to close before they are "
        "dropped."),
@@ -269,15 +277,16 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     _s("learner_weight", "merge", named(*LEARNER_WEIGHTS), "tokens2-over-steps",
        help="Weight of an answer: c_tokens^2 / c_steps, or 1."),
     _s("iso_backend", "merge", named(*ISO_BACKENDS), "scalar",
-       help="How iso fragments are decomposed. torch-svd is not available in this version."),
+       help="How iso fragments are decomposed: in f64 here, or in f32 by worker processes with PyTorch. A "
+       "checkpoint continues only under the backend that it was written with."),
     _s("iso_worker_python", "merge", PATH, "python3",
-       help="Interpreter of the torch-svd worker; unused by scalar."),
-    _s("iso_worker_device", "merge", TEXT, "cuda:0",
-       help="Device of the torch-svd worker; unused by scalar."),
-    _s("iso_worker_devices", "merge", listed("dev,dev,...", TEXT), (), unset="--iso-worker-device",
-       help="Devices of the torch-svd workers; unused by scalar."),
+       help="Interpreter of the torch-svd workers, with yeto and torch; unused by scalar."),
+    _s("iso_worker_device", "merge", NAME, "cuda:0",
+       help="Device of a single torch-svd worker; unused by scalar."),
+    _s("iso_worker_devices", "merge", listed("dev,dev,...", NAME), (), unset="--iso-worker-device",
+       help="Devices of several torch-svd workers, one each; unused by scalar."),
     _s("iso_worker_queue_capacity", "merge", U64, 16, unit="jobs",
-       help="Queue of the torch-svd workers; unused by scalar."),
+       help="Matrices that may be queued or running at the torch-svd workers; unused by scalar."),
     _s("merge_threads", "merge", U32, None, unset="cores, at most 32",
        help="Threads of one merge. The result never depends on it."),
     # files

@@ -21,6 +21,7 @@ from yeto_syncer.shell.lockfile import LockFile, LockHeldError
 from yeto_syncer.shell.logs import Log
 from yeto_syncer.shell.resolve import Resolved
 from yeto_syncer.shell.storage import Storage
+from yeto_syncer.shell.svd_pool import BadTimeoutError, SvdPool, SvdPoolError, Timeouts
 from yeto_syncer.shell.tape import Tape
 
 KEY_VARIABLE = "YETO_ISLAND_HMAC_KEY"
@@ -45,6 +46,7 @@ class Prepared:
     storage: Storage
     tape: Tape | None
     resumed: Snapshot | None
+    svd: SvdPool | None
 
 
 def prepare(
@@ -66,8 +68,8 @@ def prepare(
         if trouble is not None:
             raise StartError(f"cannot write {path}: {trouble}", flag, "give a path that can be written")
     resuming = checkpoint is not None and _resuming(config, checkpoint)
-    listening = _listen(family, address)
-    stack.callback(listening.close)
+    bound = _bind(family, address)
+    stack.callback(bound.close)
     if checkpoint is not None:
         _lock(checkpoint, stack)
     tape = _tape(config)
@@ -76,9 +78,11 @@ def prepare(
         assert checkpoint is not None
         resumed = _load(config, checkpoint)
         log.write("info", "resumed", _settings_of(config, resumed))
+    svd = _svd_pool(config, settings, environ, log, stack)
+    _listen(bound)
     if port_file is not None:
-        _write_port(port_file, listening.getsockname()[1], stack)
-    return Prepared(key, listening, Storage(checkpoint, final_state), tape, resumed)
+        _write_port(port_file, bound.getsockname()[1], stack)
+    return Prepared(key, bound, Storage(checkpoint, final_state), tape, resumed, svd)
 
 
 def read_key(settings: Resolved, environ: Mapping[str, str]) -> bytes | None:
@@ -136,22 +140,34 @@ def _resuming(config: Config, checkpoint: Path) -> bool:
     return False
 
 
-def _listen(family: int, address: tuple[object, ...]) -> socket.socket:
-    listening = socket.socket(family, socket.SOCK_STREAM)
+def _bind(family: int, address: tuple[object, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(BACKLOG)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
     except OSError as error:
-        listening.close()
-        raise StartError(
-            f"cannot listen on {shown(address)}: {error.strerror}",
-            "--port" if error.errno in PORT_TROUBLE else "--host",
-            "stop the process that uses it, or choose another --port (0 takes a free one)"
-            if error.errno in PORT_TROUBLE
-            else "give an address of this machine",
-        ) from None
-    return listening
+        sock.close()
+        raise _unusable(address, error) from None
+    return sock
+
+
+def _listen(bound: socket.socket) -> None:
+    # Last of all: from here on learners get a connection.
+    try:
+        bound.listen(BACKLOG)
+    except OSError as error:  # another process has bound the same address and was faster
+        raise _unusable(bound.getsockname(), error) from None
+
+
+def _unusable(address: tuple[object, ...], error: OSError) -> StartError:
+    port = error.errno in PORT_TROUBLE
+    return StartError(
+        f"cannot listen on {shown(address)}: {error.strerror}",
+        "--port" if port else "--host",
+        "stop the process that uses it, or choose another --port (0 takes a free one)"
+        if port
+        else "give an address of this machine",
+    )
 
 
 def _lock(checkpoint: Path, stack: contextlib.ExitStack) -> None:
@@ -184,7 +200,7 @@ def _tape(config: Config) -> Tape | None:
 
 def _load(config: Config, checkpoint: Path) -> Snapshot:
     try:
-        snapshot = load_checkpoint(checkpoint, IsoBackend.SCALAR)
+        snapshot = load_checkpoint(checkpoint, config.iso_backend_id)
     except (YetoError, OSError) as error:
         raise StartError(
             f"cannot continue from {checkpoint}: {error}",
@@ -196,6 +212,29 @@ def _load(config: Config, checkpoint: Path) -> Snapshot:
         what, where, fix = trouble.split("; ", 2)
         raise StartError(what, where, fix)
     return snapshot
+
+
+def _svd_pool(
+    config: Config, settings: Resolved, environ: Mapping[str, str], log: Log, stack: contextlib.ExitStack
+) -> SvdPool | None:
+    if config.iso_backend_id is not IsoBackend.TORCH_SVD:
+        return None
+    python, devices = settings["iso_worker_python"], settings["iso_worker_devices"]
+    devices = devices or (settings["iso_worker_device"],)
+    capacity = settings["iso_worker_queue_capacity"]
+    try:
+        pool = SvdPool.start(python, devices, capacity, Timeouts.of(environ), environ)
+    except BadTimeoutError as error:
+        raise StartError(str(error), "environment", f"correct it or unset {error.name}") from None
+    except SvdPoolError as error:
+        raise StartError(
+            str(error),
+            "--iso-worker-python",
+            "give an interpreter that has yeto and torch and sees this device",
+        ) from None
+    stack.callback(pool.close)
+    log.write("info", "SVD workers are ready", {"devices": ",".join(devices), "capacity": capacity})
+    return pool
 
 
 def _settings_of(config: Config, snapshot: Snapshot) -> dict[str, object]:

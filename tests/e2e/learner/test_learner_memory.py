@@ -15,12 +15,14 @@ FRAGMENTS = 5
 MIB = 1 << 20
 
 LEARNER = f"""
-import resource, sys
+import re, sys
+from pathlib import Path
 import numpy as np
 from yeto_learner import Learner
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not ru_maxrss, which a process inherits from the one that started it.
+    return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 
 arrays = {{f"w{{number}}": np.zeros({NUMEL}, np.float32) for number in range({FRAGMENTS})}}
 for array in arrays.values():

@@ -39,7 +39,7 @@ def test_a_second_life_goes_on_where_the_others_are() -> None:
     trainee = Trainee("learner 1")
     trainee.hear({"kind": "progress", "step": 30, "loss": 3.0, "bytes_per_s": 1.0})
     trainee.reborn(offset=50)
-    assert (trainee.total_steps, trainee.steps) == (30, 0)
+    assert (trainee.total_steps, trainee.steps, trainee.status) == (30, 0, "starting")
     trainee.hear({"kind": "joined"})
     assert trainee.status == "joined"
     trainee.hear({"kind": "progress", "step": 10, "loss": 2.0, "bytes_per_s": 1.0})

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from yeto_learner.cli import main
 from yeto_learner.demo.settings import Settings
+from yeto_proto.layout import build_layout
 
 
 @pytest.mark.parametrize("command", [[], ["demo"], ["doctor"], ["layout"]])
@@ -57,6 +60,16 @@ def test_torch_that_is_not_installed(
     assert capsys.readouterr().err.startswith("error: torch is not installed; --torch; install yeto[torch]")
 
 
+def test_a_python_without_its_documentation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    assert main(["demo", "--output", str(tmp_path / "out")]) == 1
+    assert re.fullmatch(
+        "error: the demo's text cannot be read: .*; pydoc_data; .*\n", capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -90,9 +103,22 @@ def test_the_command_starts_without_numpy() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_reader_that_has_gone_is_no_traceback(tmp_path: Path) -> None:
+    layout = tmp_path / "layout.json"
+    layout.write_text(build_layout({"layers.0.weight": (4, 4)}, 1).to_json())
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        command = [sys.executable, "-m", "yeto_learner", "layout", str(layout)]
+        ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(write)
+    assert (ended.returncode, ended.stderr) == (1, "")
+
+
 def test_quick_is_shorter_in_everything_that_takes_time() -> None:
     full, quick = Settings(seed=5), Settings(seed=5).quick()
-    assert quick.rounds * quick.inner_steps * quick.batch < full.rounds * full.inner_steps * full.batch / 5
+    assert quick.rounds * quick.inner_steps * quick.batch < full.rounds * full.inner_steps * full.batch / 4
     assert quick.kill_at < quick.rounds / 3
     assert full.kill_at < full.rounds / 2
     assert (quick.seed, quick.quorum, quick.learners) == (full.seed, full.quorum, full.learners)

@@ -14,9 +14,9 @@ how the work was cut.
 from __future__ import annotations
 
 from yeto_syncer.core.merge.correction import heloco
-from yeto_syncer.core.merge.fragment import Map, run
+from yeto_syncer.core.merge.fragment import Flatten, Map, run
 from yeto_syncer.core.merge.outer import nesterov
 from yeto_syncer.core.merge.reduction import avg, rda, weight
 from yeto_syncer.core.merge.spectrum import iso
 
-__all__ = ["Map", "avg", "heloco", "iso", "nesterov", "rda", "run", "weight"]
+__all__ = ["Flatten", "Map", "avg", "heloco", "iso", "nesterov", "rda", "run", "weight"]

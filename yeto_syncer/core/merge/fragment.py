@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from yeto_proto._generated.constants import RDA_MIN_DIRECTION
 from yeto_proto._generated.errors import BadArgument
-from yeto_proto._generated.sizes import push_bytes
 from yeto_proto._generated.types import MergeMode
-from yeto_syncer.core.jobs import MergeJob, MergeResult
+from yeto_syncer.core.jobs import Accumulator, MergeJob, MergeResult
 from yeto_syncer.core.merge.arrays import F32, F64, in_order
-from yeto_syncer.core.merge.correction import Opposed
-from yeto_syncer.core.merge.gradients import Gradients, Turned
+from yeto_syncer.core.merge.folding import check_delta, closing_scales
+from yeto_syncer.core.merge.gradients import Gradients
 from yeto_syncer.core.merge.outer import step
+from yeto_syncer.core.merge.passes import Map, Passes, quiet
 from yeto_syncer.core.merge.plan import Columns, Cut, Scratch, Strip
 from yeto_syncer.core.merge.reduction import directions, radial_mean, shares, total_weight
 from yeto_syncer.core.merge.spectrum import flatten
 
-T = TypeVar("T")
-R = TypeVar("R")
-
 ONE = np.float32(1.0)
 
 
-class Map(Protocol):
-    """The builtin `map`, or that of a `concurrent.futures.Executor`: results in the order of the items."""
+class Flatten(Protocol):
+    """iso in another place: replaces each of these contiguous, finite f32 (rows, cols) matrices by its
+    flattened form, or by NaN when that is not finite. Returns when all are done; what it raises ends the
+    merge."""
 
-    def __call__(self, function: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]: ...
+    def __call__(self, matrices: Sequence[F32], /) -> None: ...
 
 
 # Per tensor and answer. A tensor that is None is left as it is; an answer that is None adds nothing.
 Coefficients: TypeAlias = Sequence[Sequence[np.float32 | None] | None]
 
 
-def run(job: MergeJob, map: Map = map) -> MergeResult | None:
+def run(job: MergeJob, map: Map = map, flatten: Flatten | None = None) -> MergeResult | None:
     """Merges the answers of one round and steps: this package's formulas on a whole fragment, bit for bit.
 
     Per tensor: gradient_m = -delta_m; `heloco` against the old momentum when `job.correction`; `avg`, `rda`,
@@ -52,6 +51,9 @@ def run(job: MergeJob, map: Map = map) -> MergeResult | None:
     calling thread only waits, so it must not be one of the threads that serve `map`. Bits do not depend on
     `map`.
 
+    `flatten` takes the place of `iso` in an iso fragment (the torch-svd backend); without it the spectrum is
+    flattened here, in f64.
+
     Memory: the two result arrays, and about 10 MiB for each thread. Rules that need a norm before they can
     add (RDA, HeLoCo) decode each strip again in every pass, which is cheaper than memory for whole decoded
     gradients. Until the last pass writes the results, their arrays serve as the accumulator and keep what
@@ -59,7 +61,7 @@ def run(job: MergeJob, map: Map = map) -> MergeResult | None:
     """
     check(job)
     with np.errstate(all="ignore"):  # an overflow is looked for in the result instead
-        return Merge(job, map).result()
+        return Merge(job, map, flatten).result()
 
 
 def check(job: MergeJob) -> None:
@@ -70,18 +72,19 @@ def check(job: MergeJob) -> None:
             detail=f"fragment {job.fragment_id} has {numel} values, "
             f"but params and momentum of shapes {job.params.shape} and {job.momentum.shape}"
         )
+    if job.folded is not None and (job.answers or job.folded.values.shape != (numel,)):
+        raise BadArgument(detail=f"the sums of fragment {job.fragment_id} do not fit, or answers are left over")
     for answer in job.answers:
-        seen, expected = memoryview(answer.delta).nbytes, push_bytes(answer.dtype, numel)
-        if seen != expected:
-            raise BadArgument(detail=f"the push of {answer.link} has {seen} bytes, not {expected}")
+        check_delta(answer, numel)
 
 
-class Merge:
+class Merge(Passes):
     """One merge: its passes over the fragment, and what is known between them."""
 
-    def __init__(self, job: MergeJob, map: Map) -> None:
+    def __init__(self, job: MergeJob, map: Map, flatten: Flatten | None) -> None:
         self.job = job
         self.map = map
+        self.flattener: Flatten = self.flatten_here if flatten is None else flatten
         self.cut = Cut(job.tensors.numels)
         answers = sorted(job.answers, key=lambda answer: answer.link)
         self.total = total_weight([answer.weight for answer in answers])
@@ -102,8 +105,10 @@ class Merge:
                 self.correct(lengths=False)
             means: Coefficients = [shares(self.weights, self.total)] * self.cut.num_tensors
             if mode == MergeMode.ISO:
-                self.passes(lambda strip, scratch: self.accumulate(strip, means, scratch))
-                self.flatten()
+                averaged = self.passes(lambda strip, scratch: self.accumulate(strip, means, scratch))
+                if not math.isfinite(in_order(averaged[:, 0].tolist())):
+                    return None  # a matrix with inf or NaN has no spectrum
+                self.flattener(self.matrices())
                 squares = self.passes(lambda strip, scratch: self.finish(strip, ONE, scratch))
             else:
                 squares = self.passes(lambda strip, scratch: self.average(strip, means, scratch))
@@ -133,61 +138,25 @@ class Merge:
         ]
         return self.passes(lambda strip, scratch: self.finish(strip, scales[strip.tensor], scratch))
 
-    def correct(self, lengths: bool) -> F64:
-        """Settles all corrections. Gives the squared lengths (tensors, answers) of the corrected gradients.
-
-        Without `lengths` it spares the passes that only they need, and gives those before the correction.
-        """
-        gradients = self.gradients
-        products = self.sums(gradients.products)
-        squares = products[:, : len(self.weights)]
-        gradients.judge(products)
-        if gradients.any(Turned) or (lengths and gradients.any(Opposed)):
-            measured = self.sums(gradients.measure)
-            gradients.stretch(measured)
-            if lengths:
-                squares = np.where(np.isnan(measured), squares, measured)
-                if gradients.any(Turned):  # `measured` holds the lengths of their blends
-                    turned = self.sums(gradients.turned_squares)
-                    squares = np.where(np.isnan(turned), squares, turned)
-        return squares
-
-    def flatten(self) -> None:
-        """iso of every tensor whose shape fits, inside the accumulator; each matrix is one task."""
+    def matrices(self) -> list[F32]:
+        """The tensors whose shape fits, as views of the accumulator."""
         if self.job.tensors.shapes is None:
-            return
+            return []
         shapes: list[list[int]] = self.job.tensors.shapes.tolist()
         edges: list[int] = self.cut.edges.tolist()
+        return [
+            self.momentum[start:stop].reshape(rows, cols)
+            for (rows, cols), start, stop in zip(shapes, edges, edges[1:], strict=False)
+            if rows * cols == stop - start
+        ]
 
-        def one(tensor: int) -> None:
-            rows, cols = shapes[tensor]
-            values = self.momentum[edges[tensor] : edges[tensor + 1]]
-            if rows * cols == values.size:
-                values[:] = flatten(values.reshape(rows, cols)).reshape(-1)
+    def flatten_here(self, matrices: Sequence[F32]) -> None:
+        """iso inside the accumulator; each matrix is one task."""
 
-        list(self.map(quiet(one), range(len(shapes))))
+        def one(matrix: F32) -> None:
+            matrix[:] = flatten(matrix)
 
-    # The passes. Each does a strip and returns columns of numbers, one number a reduction block; `passes`
-    # puts them under each other in block order, and `sums` adds up the blocks of each tensor.
-
-    def passes(self, work: Callable[[Strip, Scratch], Columns]) -> F64:
-        def task(part: range) -> list[tuple[float, ...]]:
-            try:
-                scratch = (
-                    self.scratches.pop()
-                )  # atomic, as is append: at most one for each thread is ever made
-            except IndexError:
-                scratch = Scratch()
-            rows: list[tuple[float, ...]] = []
-            for strip in self.cut.strips(part):
-                rows.extend(zip(*work(strip, scratch), strict=True))
-            self.scratches.append(scratch)
-            return rows
-
-        return np.array([row for rows in self.map(quiet(task), self.cut.tasks) for row in rows], np.float64)
-
-    def sums(self, work: Callable[[Strip, Scratch], Columns]) -> F64:
-        return self.cut.per_tensor(self.passes(work))
+        list(self.map(quiet(one), matrices))
 
     def accumulate(self, strip: Strip, coefficients: Coefficients, scratch: Scratch) -> Columns:
         """The merged gradient (or RDA's direction) into the accumulator, the new momentum; its squares."""
@@ -221,13 +190,3 @@ class Merge:
         rate, decay = np.float32(job.lr), np.float32(job.mu)
         step(job.params[here], job.momentum[here], delta, rate, decay, new, scratch.term[: strip.size])
         return [scratch.squares(delta) if scratch.all_finite(new[0]) else [math.nan] * strip.blocks]
-
-
-def quiet(work: Callable[[T], R]) -> Callable[[T], R]:
-    """`work` without numpy's warnings: an overflow is looked for in the result instead."""
-
-    def run(item: T) -> R:
-        with np.errstate(all="ignore"):
-            return work(item)
-
-    return run

@@ -1,0 +1,124 @@
+"""`fold`: one answer into the sums of its round, as soon as it is there (`--fold on-arrival`, D35).
+
+With w and n the weight and the length of an answer, and w1 and n1 those of the first one, each tensor keeps
+
+    avg, iso:  acc += (w / w1) delta                   W += w / w1
+    RDA:       acc += (w n1 / (w1 n)) delta            W += w / w1        R += (w / w1) n
+
+in an f32 accumulator and f64 scalars, the correction being applied before. So the first answer goes in as it
+is, whatever its weight, and nothing has to be known of the answers that follow. `run` closes the round:
+
+    avg:  acc / W             iso:  the same, flattened             RDA:  acc (R / W) / |acc|
+
+The reduction of a whole round (`--fold at-close`) forms the same sums with other roundings. Here the result
+depends on the order of arrival, which is the order of the calls.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from yeto_proto._generated.constants import RDA_MIN_DIRECTION
+from yeto_proto._generated.errors import BadArgument
+from yeto_proto._generated.sizes import push_bytes
+from yeto_proto._generated.types import MergeMode
+from yeto_syncer.core.jobs import Accumulator, Answer, FoldJob
+from yeto_syncer.core.merge.arrays import F64
+from yeto_syncer.core.merge.gradients import Gradients
+from yeto_syncer.core.merge.passes import Map, Passes
+from yeto_syncer.core.merge.plan import Columns, Cut, Scratch, Strip
+
+
+def fold(job: FoldJob, map: Map = map) -> None:
+    """Adds the answer of `job` to `job.into`, negated once, in the tensors' own order.
+
+    Each coefficient is formed in f64 and rounded to f32; then each product and each sum is rounded to f32, as
+    in `avg` and `rda`. An answer without weight, and with RDA a tensor of length 0, adds nothing to `acc`. A
+    sum that overflows shows when the round is closed. The same answers in the same order give the same bits,
+    whatever `map` does (see `run`). Memory: about 10 MiB for each thread. Raises BadArgument when a length
+    does not fit.
+    """
+    check_lengths(job)
+    with np.errstate(all="ignore"):
+        _Fold(job, map).add()
+
+
+def check_lengths(job: FoldJob) -> None:
+    """Raises BadArgument unless momentum and sums have the length that the layout gives them."""
+    numel = int(job.tensors.numels.sum())
+    if job.momentum.shape != (numel,) or job.into.values.shape != (numel,):
+        raise BadArgument(
+            detail=f"fragment {job.fragment_id} has {numel} values, "
+            f"but momentum and sums of shapes {job.momentum.shape} and {job.into.values.shape}"
+        )
+    check_delta(job.answer, numel)
+
+
+def check_delta(answer: Answer, numel: int) -> None:
+    """Raises BadArgument unless the push is as long as `numel` values are."""
+    seen, expected = memoryview(answer.delta).nbytes, push_bytes(answer.dtype, numel)
+    if seen != expected:
+        raise BadArgument(detail=f"the push of {answer.link} has {seen} bytes, not {expected}")
+
+
+class _Fold(Passes):
+    """The passes of one fold."""
+
+    def __init__(self, job: FoldJob, map: Map) -> None:
+        super().__init__(Cut(job.tensors.numels), Gradients([job.answer], job.momentum, ()), map)
+        self.job = job
+
+    def add(self) -> None:
+        weight, into = self.job.answer.weight, self.job.into
+        if weight <= 0.0:
+            return
+        if into.first_weight == 0.0:
+            into.first_weight = weight
+        into.total += weight / into.first_weight
+        if self.job.tensors.mode == MergeMode.RDA:
+            coefficients = self.directed(weight)
+        else:
+            if self.job.correction:
+                self.correct(lengths=False)
+            share = np.float32(weight / into.first_weight)
+            coefficients = [share] * self.cut.num_tensors
+        self.passes(lambda strip, scratch: self.put(strip, coefficients[strip.tensor], scratch))
+
+    def directed(self, weight: float) -> list[np.float32 | None]:
+        """RDA's coefficients of this answer, one a tensor; takes its lengths into the radii."""
+        into = self.job.into
+        squares = self.correct(lengths=True) if self.job.correction else self.sums(self.gradients.squares)
+        norms = np.sqrt(squares[:, 0])
+        into.radii += weight / into.first_weight * norms
+        np.copyto(into.first_norms, norms, where=into.first_norms == 0.0)
+        return [
+            None if norm == 0.0 else np.float32(weight * first / (into.first_weight * norm))
+            for norm, first in zip(norms.tolist(), into.first_norms.tolist(), strict=True)
+        ]
+
+    def put(self, strip: Strip, coefficient: np.float32 | None, scratch: Scratch) -> Columns:
+        """acc += coefficient delta."""
+        if coefficient is not None:
+            here = self.job.into.values[strip.start : strip.stop]
+            np.add(here, self.gradients.add_up((coefficient,), strip, scratch), out=here)
+        return ()
+
+
+def closing_scales(sums: Accumulator, mode: MergeMode, lengths: F64) -> NDArray[np.float32]:
+    """What each tensor's sum is multiplied with, in f32, when its round closes. `lengths` is |acc|, for RDA.
+
+    A round in which nothing had a weight keeps its zeros (D12). Where the directions cancel out there is no
+    direction to stretch, and the plain mean that `rda` then gives cannot be formed any more: such a tensor
+    gets acc / W, whose length is below 1e-12 of n1.
+    """
+    if sums.total == 0.0:
+        return np.ones(sums.radii.size, np.float32)
+    share = np.full(sums.radii.size, 1.0 / sums.total)
+    if mode == MergeMode.RDA:
+        lost = lengths <= RDA_MIN_DIRECTION * sums.first_norms * sums.total
+        stretched = sums.radii / sums.total / np.where(lost, math.inf, lengths)
+        share = np.where(lost, share, stretched)
+    return share.astype(np.float32)
