@@ -1,7 +1,7 @@
 """Reference pages of the documentation, as Markdown, from the same specification as the code.
 
-They are rendered in memory while the site is built and are never committed. `pages(spec)` gives them with paths
-relative to the documentation folder.
+They are rendered in memory while the site is built and are never committed. `pages(spec)` gives them with
+paths relative to the documentation folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORKED_NUMEL = 1_000_000
 
 
 def pages(spec: Spec) -> list[Output]:
-    """Every page: an overview, one a frame, one a file, one a machine, and types, limits, errors and numerics."""
+    """Every page: an overview, types, limits, errors, numerics, and one for each frame, file and machine."""
     view = PagesView(spec)
     found = [
         _page(f"{name}.md", f"{name}.md.j2", spec, view)

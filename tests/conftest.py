@@ -1,6 +1,6 @@
 """What every test shares: Hypothesis profiles, and one place to import the suite's own helpers from.
 
-`YETO_HYPOTHESIS_PROFILE=deep` (set by `make fuzz` and `make test-full`) gives each property about a minute's worth of examples.
+`YETO_HYPOTHESIS_PROFILE=deep`, set by `make fuzz` and `make test-full`, gives each property many examples.
 """
 
 from __future__ import annotations

@@ -303,7 +303,7 @@ def positive(text: str) -> int:
 
 
 def complain(text: str) -> None:
-    """One line on standard error, which the workers share with the syncer; the error of the run is its own."""
+    """One line on standard error, which workers and syncer share; the error of the run is the syncer's."""
     print(f"SVD worker: {text}", file=sys.stderr, flush=True)
 
 

@@ -1,7 +1,7 @@
 """Run every benchmark of this folder, print one table and write build/bench.json.
 
-Each `bench_*.py` has `rows()`, which gives dicts with `work`, `value`, `unit`, `raw` (the raw limit, measured a moment
-before in the same process), `ratio` and `target` (or None). Nothing here passes or fails by the clock.
+Each `bench_*.py` has `rows()`, which gives dicts with `work`, `value`, `unit`, `raw` (the raw limit, measured a
+moment before in the same process), `ratio` and `target` (or None). Nothing here passes or fails by the clock.
 """
 
 from __future__ import annotations
@@ -36,14 +36,18 @@ def number(value: Any) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="which benchmarks, such as `wire` or `data`; all by default")
     parser.add_argument("--output", type=Path, default=Path("build/bench.json"), help="where the figures go")
     arguments = parser.parse_args()
     paths = {path.stem.removeprefix("bench_"): path for path in sorted(FOLDER.glob("bench_*.py"))}
     unknown = [name for name in arguments.names if name not in paths]
     if unknown:
-        print(f"error: no benchmark named {', '.join(unknown)}; choose from {', '.join(paths)}", file=sys.stderr)
+        print(
+            f"error: no benchmark named {', '.join(unknown)}; choose from {', '.join(paths)}", file=sys.stderr
+        )
         return 2
 
     console = Console()

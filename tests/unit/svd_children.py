@@ -15,9 +15,8 @@ PREAMBLE = '''\
 """A worker that answers its probe and then does what the test wants."""
 import os
 import signal
+import struct
 import sys
-
-import numpy as np
 
 from yeto_proto._generated.iso_worker import HEADER, MAGIC, REQUEST, TEXT_LIMIT, VERSION, Header, Status
 
@@ -56,6 +55,11 @@ def frame(request, payload, code=Status.OK, **changes):
 
 def answer(request, payload, code=Status.OK, **changes):
     say(frame(request, payload, code, **changes))
+
+
+def floats(*values):
+    """A payload of these values."""
+    return struct.pack(f"<{len(values)}f", *values)
 
 
 def hang():

@@ -218,13 +218,16 @@ def test_the_line_is_congested_while_too_many_effects_wait() -> None:
 def test_the_tape_appends_whole_lines_and_repairs_a_torn_one(tmp_path: Path) -> None:
     path = tmp_path / "tape.jsonl"
     path.write_bytes(b'{"step":1}\n{"step":2,"fra')
-    tape = Tape(path)
+    tape = Tape(path, clock=lambda: 1_700_000_000.12345)
     tape.append({"step": 3, "text": "ü\n", "none": None, "real": 0.5})
     assert path.read_bytes().endswith(b"\n"), "a line is complete as soon as it is appended"
     tape.close()
     lines = path.read_bytes().split(b"\n")
     assert lines[:2] == [b'{"step":1}', b'{"step":2,"fra']
-    assert json.loads(lines[2]) == {"step": 3, "text": "ü\n", "none": None, "real": 0.5}
+    assert json.loads(lines[2]) == {
+        **{"step": 3, "text": "ü\n", "none": None, "real": 0.5},
+        "time": 1_700_000_000.123,
+    }
     assert lines[3:] == [b""]
 
 

@@ -160,9 +160,10 @@ class RoundState(StrEnum):
     has not touched the state.
     """
 
-    #: PULL_REQs are out, fewer than K members have answered. The quorum deadline runs.
+    #: PULL_REQs are out, and the quorum (K answers, or a share of the members' capacity) is not there. Its
+    #: deadline runs.
     GATHERING = "gathering"
-    #: K members have answered; the adaptive grace window runs, and late answers still count.
+    #: The quorum is there; the adaptive grace window runs, and late answers still count.
     GRACE = "grace"
     #: The answers are closed. The round waits until every earlier step is committed.
     COMPLETE = "complete"
@@ -180,13 +181,15 @@ class RoundState(StrEnum):
 class RoundInput(StrEnum):
     """What happens to a round."""
 
-    #: The K-th answer was accepted.
+    #: The K-th answer was accepted, or the one that brings the share of a capacity quorum.
     QUORUM_REACHED = "quorum_reached"
     #: Every member has answered.
     ALL_ANSWERED = "all_answered"
     #: The grace window has passed.
     GRACE_OVER = "grace_over"
-    #: The quorum deadline passed below K.
+    #: The soft deadline of a capacity quorum passed with at least --quorum answers (D36).
+    SOFT_DEADLINE = "soft_deadline"
+    #: The quorum deadline passed without a quorum.
     TIMED_OUT = "timed_out"
     #: Every earlier step is committed.
     TURN = "turn"
@@ -210,6 +213,8 @@ ROUND: Final = Machine(
         (RoundState.GATHERING, RoundInput.QUORUM_REACHED): RoundState.GRACE,
         # No grace when nobody is missing.
         (RoundState.GATHERING, RoundInput.ALL_ANSWERED): RoundState.COMPLETE,
+        # Without grace, since the wait was long enough.
+        (RoundState.GATHERING, RoundInput.SOFT_DEADLINE): RoundState.COMPLETE,
         # A new attempt with the then-current members; the answers are discarded (D16).
         (RoundState.GATHERING, RoundInput.TIMED_OUT): RoundState.GATHERING,
         (RoundState.GATHERING, RoundInput.GIVEN_UP): RoundState.DROPPED,

@@ -118,6 +118,7 @@ class Coordinator:
         self._admission.opened(now, event.conn)
 
     def _on_hello(self, now: float, event: HelloReceived) -> None:
+        before = self._registry.current(event.hello.learner_id)
         group = self._admission.hello(event.conn, event.hello)
         if group is None:
             return
@@ -125,8 +126,11 @@ class Coordinator:
             assert self._admission.session is not None
             self._run.open(self._admission.session)
         assert self._run.model is not None
+        group.heard_at = now
         self._leases.heard(group.link, now)
         self._outbox.tape(tape.member_record("learner_joined", group.link, step=self._run.model.global_step))
+        if before is not None:
+            self._run.lost(now, before, "superseded")
         self._run.entered(now, group)
 
     def _on_data_hello(self, now: float, event: DataHelloReceived) -> None:
@@ -138,28 +142,29 @@ class Coordinator:
             if self._admission.pending(event.conn):
                 self._admission.refuse(event.conn, event.error)
         else:
-            self._close(group.link, event.error)
+            self._close(now, group.link, event.error)
 
     def _on_disconnected(self, now: float, event: Disconnected) -> None:
         group = self._registry.of_conn(event.conn)
         if group is None:
             self._admission.closed(event.conn)
         elif group.conn == event.conn:
-            self._close(group.link, None)
+            self._close(now, group.link, None)
         else:
             self._registry.detach(group, event.conn)
 
     def _on_dropped(self, now: float, event: Dropped) -> None:
         if self._registry.is_live(event.link):
-            self._close(event.link, WriteTimeout(detail=event.reason))
+            self._close(now, event.link, WriteTimeout(detail=event.reason))
 
     def _on_delivered(self, now: float, event: Delivered) -> None:
         group = self._registry.get(event.link)
         if group is not None:
             self._run.delivered(now, group, event.token)
 
-    def _close(self, link: Link, error: YetoError | None, why: str = "disconnected") -> None:
+    def _close(self, now: float, link: Link, error: YetoError | None, why: str = "disconnected") -> None:
         """End a group: by its own departure, by an error on one of its sockets, or by its lease."""
+        current = self._registry.current(link.learner_id)
         self._registry.remove(link)
         self._leases.forget(link)
         reason = why if error is None else type(error).__name__
@@ -173,6 +178,8 @@ class Coordinator:
             reason=reason if error is None else str(error),
         )
         self._outbox.tape(tape.member_record("learner_left", link, reason=reason))
+        if current is not None and current.link == link:
+            self._run.lost(now, current, reason)
         self._run.left(link)
 
     # -- messages of admitted groups -------------------------------------------------------------------------
@@ -181,6 +188,7 @@ class Coordinator:
         group = self._registry.get(event.link)
         if group is None:
             return
+        group.heard_at = now
         self._leases.heard(group.link, now)
         message = event.message
         cutoff = self._run.cutoff
@@ -197,7 +205,7 @@ class Coordinator:
             # The one case in which a frame of a learner ends the run (D5): the benchmark is void.
             raise RunError(f"{error}; {group.link}; start the benchmark again with one budget for all")
         if error is not None:
-            self._close(group.link, error)
+            self._close(now, group.link, error)
             return
         if cutoff is not None and isinstance(message, (PushFragment, Heartbeat)):
             cutoff.progress(now, group.link.learner_id, message.local_step)
@@ -275,7 +283,7 @@ class Coordinator:
         self._admission.expire(now)
         if self._run.leased:
             for link in self._leases.expired(now):
-                self._close(link, None, "lease expired")
+                self._close(now, link, None, "lease expired")
         self._run.advance(now)
 
     def _arm(self, now: float) -> None:

@@ -22,6 +22,7 @@ class Group:
         "caught_up_to",
         "conn",
         "data_conns",
+        "heard_at",
         "link",
         "num_streams",
         "rate",
@@ -38,6 +39,7 @@ class Group:
         self.attached: set[int] = set()
         self.data_conns: set[int] = set()
         self.rate = StepRate()
+        self.heard_at = 0.0  # when its last message came
         self.state = LEARNER_GROUP.initial
         # The delivery of the initial cut or catch-up, and the versions that it brings.
         self.token: int | None = None

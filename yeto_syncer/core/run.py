@@ -11,6 +11,7 @@ from enum import Enum
 from yeto_proto._generated.machines import BudgetInput, BudgetState, FinalizationState
 from yeto_proto.files.model import Snapshot
 from yeto_proto.session import Session
+from yeto_syncer.core import tape
 from yeto_syncer.core.budget import Cutoff
 from yeto_syncer.core.checkpoints import Checkpoints
 from yeto_syncer.core.commits import Commits
@@ -30,6 +31,7 @@ from yeto_syncer.core.jobs import Link
 from yeto_syncer.core.ledger import Ledger
 from yeto_syncer.core.model import Model, versions
 from yeto_syncer.core.outbox import Outbox
+from yeto_syncer.core.recovery import Recoveries
 from yeto_syncer.core.registry import Group, Registry
 from yeto_syncer.core.scheduler import Scheduler
 from yeto_syncer.core.stop import StopRequest
@@ -70,6 +72,7 @@ class Run:
         self._checkpoints = Checkpoints(config, outbox, self._snapshot)
         self._tokens = Tokens()
         self._stop = StopRequest(config)
+        self._recoveries = Recoveries(outbox)
         self._marked = False
         self.phase = Phase.WAITING
         self.model: Model | None = None
@@ -89,15 +92,22 @@ class Run:
         self.model = Model(session, self._resumed)
         # Its arrays belong to the model from here on; a second reference would keep the old ones alive.
         self._resumed = None
+        self._outbox.tape(tape.start_record(self._config, self.model, resumed=self._was_resumed))
 
     def entered(self, now: float, group: Group) -> None:
         """A new generation: what it is sent depends on the phase."""
+        self._recoveries.joined(now, group.link)
         if self.cutoff is not None:
             self.cutoff.progress(now, group.link.learner_id, None)
         elif self.phase is Phase.TRAINING:
             self._send_cut([group])
         elif self.finalization is not None:
             self.finalization.entered(group)
+
+    def lost(self, now: float, group: Group, reason: str) -> None:
+        """The current generation of a learner ended or was superseded."""
+        if self.phase is Phase.TRAINING and not self._registry.is_observer(group.link.learner_id):
+            self._recoveries.lost(now, group, reason)
 
     def left(self, link: Link) -> None:
         """A generation ended."""
@@ -112,6 +122,7 @@ class Run:
             self.finalization.delivered(now, group.link, token)
         elif group.token == token:
             self._registry.mark_ready(group)
+            self._recoveries.ready(now, group.link)
             if self.scheduler is not None and group.ready:
                 self.scheduler.ready(now, group)
 
@@ -164,6 +175,8 @@ class Run:
 
     def end(self, code: int, message: str) -> None:
         """The last effect."""
+        step = None if self.model is None else self.model.global_step
+        self._outbox.tape({"event": "run_ended", "step": step, "code": code, "message": message})
         if code != 0 and self._marked:
             # A timeout or an error leaves an unmarked checkpoint (D21).
             self._outbox.emit(RemoveMarker())
@@ -231,7 +244,9 @@ class Run:
         checkpoints, outbox = self._checkpoints, self._outbox
         self.phase = Phase.TRAINING
         commits = Commits(config, registry, model, self._ledger, checkpoints, outbox)
-        self.scheduler = Scheduler(config, self._facts, registry, model, commits, checkpoints, outbox)
+        self.scheduler = Scheduler(
+            config, self._facts, registry, model, commits, checkpoints, self._recoveries, outbox
+        )
         outbox.log("info", "training starts", step=model.global_step)
         self._send_cut(list(registry.current_groups()))
 

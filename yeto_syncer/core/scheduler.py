@@ -25,6 +25,7 @@ from yeto_syncer.core.jobs import Link, MergeResult
 from yeto_syncer.core.merge import weight as merge_weight
 from yeto_syncer.core.model import Model
 from yeto_syncer.core.outbox import Outbox
+from yeto_syncer.core.recovery import Recoveries
 from yeto_syncer.core.registry import Group, Registry
 from yeto_syncer.core.rounds import Round
 from yeto_syncer.core.steprate import grace_window, round_interval, slowest
@@ -46,6 +47,7 @@ class Scheduler:
         model: Model,
         commits: Commits,
         checkpoints: Checkpoints,
+        recoveries: Recoveries,
         outbox: Outbox,
     ) -> None:
         self._config = config
@@ -54,6 +56,7 @@ class Scheduler:
         self._model = model
         self._commits = commits
         self._checkpoints = checkpoints
+        self._recoveries = recoveries
         self._outbox = outbox
         self._depth = min(max(config.pipeline, 1), model.num_fragments)
         self._rounds: dict[int, Round] = {}
@@ -95,6 +98,7 @@ class Scheduler:
             )
         round_.accept(link, push, self._weight(push))
         self._outbox.count("answers_accepted")
+        self._recoveries.answered(now, link, push.global_step)
         group.rate.report(now, push.local_step)
 
     def reject_push(self, error: YetoError, link: Link, push: PushFragment) -> None:

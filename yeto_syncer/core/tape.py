@@ -4,7 +4,9 @@ order."""
 from __future__ import annotations
 
 from yeto_proto._generated.constants import PROTOCOL_VERSION
+from yeto_syncer.core.config import Config
 from yeto_syncer.core.jobs import Link
+from yeto_syncer.core.model import Model
 from yeto_syncer.core.rounds import Accepted, Round
 
 DELTA_SEMANTICS = "local_minus_raw_anchor"
@@ -30,7 +32,7 @@ def merge_record(
     since = round_.launched_at
     waited = None
     if round_.grace_s is not None and round_.quorum_at is not None and round_.completed_at is not None:
-        waited = _ms(round_.completed_at - round_.quorum_at)
+        waited = milliseconds(round_.completed_at - round_.quorum_at)
     return {
         "protocol_version": PROTOCOL_VERSION,
         "delta_semantics": DELTA_SEMANTICS,
@@ -39,7 +41,7 @@ def merge_record(
         "launch_base_version": round_.base_version,
         "attempt": round_.attempt,
         "gnorm": gnorm,
-        "ms": _ms(now - since),
+        "ms": milliseconds(now - since),
         "quorum": round_.quorum,
         "expected": [link.learner_id for link in expected],
         "expected_members": _members(expected),
@@ -47,10 +49,10 @@ def merge_record(
         "responded_members": _members(responded),
         "missed_grace": [link.learner_id for link in missed],
         "missed_members": _members(missed),
-        "quorum_ms": None if round_.quorum_at is None else _ms(round_.quorum_at - since),
-        "grace_ms": None if round_.grace_s is None else _ms(round_.grace_s),
+        "quorum_ms": None if round_.quorum_at is None else milliseconds(round_.quorum_at - since),
+        "grace_ms": None if round_.grace_s is None else milliseconds(round_.grace_s),
         "grace_waited_ms": waited,
-        "sync_ms": _ms(sync_s),
+        "sync_ms": milliseconds(sync_s),
         "responders": [
             {
                 "id": answer.link.learner_id,
@@ -69,13 +71,27 @@ def merge_record(
         "sync/responders": len(answers),
         "sync/quorum": round_.quorum,
         "sync/rejected_stale_updates": 0,
-        "sync/merge_seconds": _ms(sync_s) / 1000,
+        "sync/merge_seconds": milliseconds(sync_s) / 1000,
         "sync/global_delta_norm": gnorm,
     }
 
 
+def start_record(config: Config, model: Model, *, resumed: bool) -> dict[str, object]:
+    """A process has its session. It tells only what other records are read with."""
+    return {
+        "event": "run_started",
+        "step": model.global_step,
+        "resumed": resumed,
+        "learners": config.learners,
+        "quorum": config.quorum,
+        "total_steps": config.total_steps,
+        "fragments": model.num_fragments,
+    }
+
+
 def member_record(event: str, link: Link, **fields: object) -> dict[str, object]:
-    """A learner joined, left, took over a slot or was pulled into a round."""
+    """Something about one generation: it joined, left, came back, took a slot over or was pulled into a
+    round."""
     return {"event": event, "id": link.learner_id, "generation": link.generation, **fields}
 
 
@@ -94,5 +110,6 @@ def _members(links: list[Link]) -> list[dict[str, int]]:
     return [{"id": link.learner_id, "generation": link.generation} for link in links]
 
 
-def _ms(seconds: float) -> int:
+def milliseconds(seconds: float) -> int:
+    """A time span as the tape tells it."""
     return round(seconds * 1000)

@@ -34,7 +34,8 @@ from yeto_proto._generated.types import Dtype
 from yeto_syncer.core.jobs import F32
 
 ENDING_S = 1.0
-"""How long a worker that has closed its output gets to exit by itself, so that its exit code can be told."""
+"""How long a worker that has closed its output gets to exit by itself, so that its exit code can be told, and
+how long a killed one is waited for before others hear of it."""
 
 SHOWN_TEXT = 300
 """Characters of a worker's text that are shown."""
@@ -200,6 +201,12 @@ class Child:
             self._killed = True
             with contextlib.suppress(ProcessLookupError, PermissionError):  # it is gone already
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill it and wait until it is gone, for a moment: a device driver may hold it up."""
+        self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(ENDING_S)
 
     def close(self) -> None:
         """Kill it, free its pipes, and wait until it is gone. Only for the thread that uses it."""

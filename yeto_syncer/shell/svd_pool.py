@@ -237,7 +237,7 @@ class SvdPool:
         except WorkerError as error:
             message = f"{worker.name}: {error}"
         finally:
-            worker.child.kill()  # before anybody hears of it
+            worker.child.end()  # before anybody hears of it
             self._fail(message)
             worker.child.close()
 

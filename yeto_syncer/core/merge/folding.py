@@ -107,17 +107,18 @@ class _Fold(Passes):
         return ()
 
 
-def closing_scales(sums: Accumulator, mode: MergeMode, lengths: F64) -> NDArray[np.float32]:
-    """What each tensor's sum is multiplied with, in f32, when its round closes. `lengths` is |acc|, for RDA.
+def closing_scales(sums: Accumulator, lengths: F64 | None) -> NDArray[np.float32]:
+    """What each tensor's sum is multiplied with, in f32, when its round closes. `lengths` is |acc|; only RDA has
+    them.
 
     A round in which nothing had a weight keeps its zeros (D12). Where the directions cancel out there is no
     direction to stretch, and the plain mean that `rda` then gives cannot be formed any more: such a tensor
-    gets acc / W, whose length is below 1e-12 of n1.
+    gets acc / W, whose length is at most 1e-12 of n1.
     """
     if sums.total == 0.0:
         return np.ones(sums.radii.size, np.float32)
     share = np.full(sums.radii.size, 1.0 / sums.total)
-    if mode == MergeMode.RDA:
+    if lengths is not None:
         lost = lengths <= RDA_MIN_DIRECTION * sums.first_norms * sums.total
         stretched = sums.radii / sums.total / np.where(lost, math.inf, lengths)
         share = np.where(lost, share, stretched)

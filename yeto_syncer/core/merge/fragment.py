@@ -51,6 +51,9 @@ def run(job: MergeJob, map: Map = map, flatten: Flatten | None = None) -> MergeR
     calling thread only waits, so it must not be one of the threads that serve `map`. Bits do not depend on
     `map`.
 
+    Sums that were folded on arrival (`job.folded`) are closed instead, and their array becomes the new
+    momentum.
+
     `flatten` takes the place of `iso` in an iso fragment (the torch-svd backend); without it the spectrum is
     flattened here, in f64.
 
@@ -73,7 +76,9 @@ def check(job: MergeJob) -> None:
             f"but params and momentum of shapes {job.params.shape} and {job.momentum.shape}"
         )
     if job.folded is not None and (job.answers or job.folded.values.shape != (numel,)):
-        raise BadArgument(detail=f"the sums of fragment {job.fragment_id} do not fit, or answers are left over")
+        raise BadArgument(
+            detail=f"the sums of fragment {job.fragment_id} do not fit, or answers are left over"
+        )
     for answer in job.answers:
         check_delta(answer, numel)
 
@@ -83,41 +88,56 @@ class Merge(Passes):
 
     def __init__(self, job: MergeJob, map: Map, flatten: Flatten | None) -> None:
         self.job = job
-        self.map = map
         self.flattener: Flatten = self.flatten_here if flatten is None else flatten
-        self.cut = Cut(job.tensors.numels)
         answers = sorted(job.answers, key=lambda answer: answer.link)
         self.total = total_weight([answer.weight for answer in answers])
         # An answer without weight has the coefficient 0 in every rule: left out, it gives the same bits.
         answers = [answer for answer in answers if answer.weight > 0.0]
         self.weights = [answer.weight for answer in answers]
         self.params: F32 = np.empty_like(job.params)
-        self.momentum: F32 = np.empty_like(job.momentum)
-        self.gradients = Gradients(answers, job.momentum, (self.params, self.momentum))
-        self.scratches: list[Scratch] = []
+        # Sums that were folded on arrival become the new momentum where they stand.
+        self.momentum: F32 = np.empty_like(job.momentum) if job.folded is None else job.folded.values
+        gradients = Gradients(answers, job.momentum, (self.params, self.momentum))
+        super().__init__(Cut(job.tensors.numels), gradients, map)
 
     def result(self) -> MergeResult | None:
-        mode = self.job.tensors.mode if self.weights else MergeMode.AVG
-        if mode == MergeMode.RDA:
+        mode = self.job.tensors.mode
+        if self.job.folded is not None:
+            squares = self.close(self.job.folded, mode)
+        elif self.weights and mode == MergeMode.RDA:
             squares = self.rda()
         else:
-            if self.job.correction and self.weights:
-                self.correct(lengths=False)
-            means: Coefficients = [shares(self.weights, self.total)] * self.cut.num_tensors
-            if mode == MergeMode.ISO:
-                averaged = self.passes(lambda strip, scratch: self.accumulate(strip, means, scratch))
-                if not math.isfinite(in_order(averaged[:, 0].tolist())):
-                    return None  # a matrix with inf or NaN has no spectrum
-                self.flattener(self.matrices())
-                squares = self.passes(lambda strip, scratch: self.finish(strip, ONE, scratch))
-            else:
-                squares = self.passes(lambda strip, scratch: self.average(strip, means, scratch))
+            squares = self.mean(mode)
         total = in_order(squares[:, 0].tolist())
         if not math.isfinite(total):
             return None
         self.params.flags.writeable = False
         self.momentum.flags.writeable = False
         return MergeResult(self.params, self.momentum, math.sqrt(total))
+
+    def mean(self, mode: MergeMode) -> F64:
+        """The passes of avg and iso, and of any round without a weight."""
+        if self.job.correction and self.weights:
+            self.correct(lengths=False)
+        means: Coefficients = [shares(self.weights, self.total)] * self.cut.num_tensors
+        if mode != MergeMode.ISO or not self.weights:
+            return self.passes(lambda strip, scratch: self.average(strip, means, scratch))
+        return self.spectra(self.passes(lambda strip, scratch: self.accumulate(strip, means, scratch)))
+
+    def spectra(self, averaged: F64) -> F64:
+        """Flattens the means in the accumulator, whose squares are `averaged`, and steps."""
+        if not math.isfinite(in_order(averaged[:, 0].tolist())):
+            return averaged  # a matrix with inf or NaN has no spectrum
+        self.flattener(self.matrices())
+        return self.passes(lambda strip, scratch: self.finish(strip, ONE, scratch))
+
+    def close(self, sums: Accumulator, mode: MergeMode) -> F64:
+        """The passes over sums that were folded on arrival."""
+        lengths = np.sqrt(self.sums(self.squares)[:, 0]) if mode == MergeMode.RDA else None
+        scales = list(closing_scales(sums, lengths))
+        if mode == MergeMode.ISO and sums.total:
+            return self.spectra(self.passes(lambda strip, scratch: self.rescale(strip, scales, scratch)))
+        return self.passes(lambda strip, scratch: self.finish(strip, scales[strip.tensor], scratch))
 
     def rda(self) -> F64:
         """The passes of RDA: lengths, directions, and the rescaled step."""
@@ -157,6 +177,18 @@ class Merge(Passes):
             matrix[:] = flatten(matrix)
 
         list(self.map(quiet(one), matrices))
+
+    # What one pass does with a strip.
+
+    def squares(self, strip: Strip, scratch: Scratch) -> Columns:
+        """The squares of what the accumulator holds."""
+        return [scratch.squares(self.momentum[strip.start : strip.stop])]
+
+    def rescale(self, strip: Strip, scales: Sequence[np.float32], scratch: Scratch) -> Columns:
+        """Rescales the strip in the accumulator; its squares."""
+        here = self.momentum[strip.start : strip.stop]
+        np.multiply(here, scales[strip.tensor], out=here)
+        return [scratch.squares(here)]
 
     def accumulate(self, strip: Strip, coefficients: Coefficients, scratch: Scratch) -> Columns:
         """The merged gradient (or RDA's direction) into the accumulator, the new momentum; its squares."""
