@@ -19,7 +19,7 @@ $(BIN)/python:
 # One stamp for each set of extras, so that `make demo` does not install the developers' tools.
 $(VENV)/.run: pyproject.toml | $(BIN)/python
 	@echo "installing yeto into $(VENV) ..."
-	@$(PIP) --editable '.[report]'
+	@$(PIP) --editable .
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
@@ -27,13 +27,18 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@$(PIP) --editable '.[dev]'
 	@touch $(VENV)/.run $@
 
+$(VENV)/.full: pyproject.toml | $(BIN)/python
+	@echo "installing yeto and all that its tests can use into $(VENV) ..."
+	@$(PIP) --editable '.[full]'
+	@touch $(VENV)/.run $(VENV)/.dev $@
+
 demo: $(VENV)/.run ## Train a small language model with one syncer and three learners, kill one, print the report's place
 	@$(BIN)/yeto-learner demo --output build/demo $(ARGS)
 
 test: $(VENV)/.dev ## Run the test suite (about five minutes on two cores)
 	@$(BIN)/python -m pytest -n 2 -m "not full" $(ARGS)
 
-test-full: $(VENV)/.dev ## Run everything, the deep property runs included
+test-full: $(VENV)/.full ## Run everything, the deep property runs included
 	@YETO_HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n 2 $(ARGS)
 
 check: $(VENV)/.dev ## Format, lint, types, import contracts, generated code, spec rules

@@ -1,8 +1,8 @@
-"""The protocol between syncer and learners, version 4: messages, codec, layouts and files, without any socket.
+"""The protocol between syncer and learners, version 4: messages, codec, layouts and files, without a socket.
 
-`encode` and `decode` turn messages into bytes and back, `FrameReader` turns a byte stream into messages, `Session`
-holds what the first HELLO fixed, and `build_layout` groups a model's tensors into fragments. The classes of the
-messages are in `yeto_proto.messages`, those of the refusals in `yeto_proto.errors`.
+`encode` and `decode` turn messages into bytes and back, `FrameReader` turns a byte stream into messages,
+`Session` holds what the first HELLO fixed, and `build_layout` groups a model's tensors into fragments. The
+classes of the messages are in `yeto_proto.messages`, those of the refusals in `yeto_proto.errors`.
 """
 
 from . import dtypes, errors, files, messages

@@ -31,6 +31,10 @@ def outputs(spec: Spec) -> list[Output]:
 class FramesView(Naming):
     """What the templates of these modules ask for."""
 
+    def message_names(self) -> list[str]:
+        """The names of the module of messages."""
+        return sorted(["Buffer", "Message", *(frame.class_name for frame in self.spec.frames)])
+
     def message_fields(self, frame: Frame) -> list[dict[str, Any]]:
         """Fields of the message class, in wire order: all but those that the message computes."""
         found = []

@@ -14,7 +14,7 @@ _TYPES = {"8 bytes": "bytes", "u32": "int", "u64": "int"}
 
 
 def outputs(spec: Spec) -> list[Output]:
-    """One module for each pipe. It needs the standard library alone: the other side may have little else."""
+    """One module for each pipe."""
     return [
         render(
             "pipe.py.j2",

@@ -39,6 +39,10 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+def counted(threads: int) -> str:
+    return "1 thread" if threads == 1 else f"{threads} threads"
+
+
 def long_noise(seed: int, numel: int) -> F32:
     """Cheap to make: one piece of noise over and over, of a length that divides no block."""
     piece = np.random.default_rng(seed).standard_normal(1_000_003, dtype=np.float32)
@@ -82,7 +86,7 @@ def merge_rows(
             peak = tracemalloc.get_traced_memory()[1] / 2**20
             tracemalloc.stop()
         result = 8 * numel / 2**20
-        work = f"{name}, {numel / 1e6:.0f}M values, {threads} thread{'s' if threads > 1 else ''}"
+        work = f"{name}, {numel / 1e6:.0f}M values, {counted(threads)}"
         ratio = statistics.median(value / raw for value, raw in zip(values, raws, strict=True))
         rows.append(
             {
@@ -129,7 +133,7 @@ def iso_rows(size: int = 768) -> list[dict[str, Any]]:
             value = seconds(lambda map=pool.map: merge.run(todo, map))
         rows.append(
             {
-                "work": f"iso of {TENSORS} matrices of {size} x {size}, {threads} threads, beside serial SVDs",
+                "work": f"iso of {TENSORS} matrices {size} x {size} beside serial SVDs, {counted(threads)}",
                 "value": value,
                 "unit": "s",
                 "raw": raw,

@@ -36,8 +36,10 @@ from yeto_syncer.core.effects import (
     CloseLink,
     Count,
     Deliver,
+    Drain,
     Effect,
     Exit,
+    Fold,
     Log,
     Merge,
     Refuse,
@@ -52,7 +54,9 @@ from yeto_syncer.core.events import (
     DataHelloReceived,
     Delivered,
     Disconnected,
+    DrainFailed,
     Event,
+    Folded,
     HelloReceived,
     Merged,
     Opened,
@@ -61,7 +65,7 @@ from yeto_syncer.core.events import (
     SaveFailed,
     Tick,
 )
-from yeto_syncer.core.jobs import F32, Link, MergeJob, MergeResult
+from yeto_syncer.core.jobs import F32, FoldJob, Link, MergeJob, MergeResult
 
 NUMEL = 2
 FINGERPRINT = bytes(range(32))
@@ -71,6 +75,7 @@ LAYOUT = WireLayout.build([(MergeMode.AVG, [NUMEL], None)] * 3)
 E = TypeVar("E", bound=Effect)
 M = TypeVar("M", bound=Message)
 MergeFunction = Callable[[MergeJob], MergeResult | None]
+FoldFunction = Callable[[FoldJob], None]
 
 
 def layout_of(num_fragments: int) -> WireLayout:
@@ -83,7 +88,14 @@ def add_deltas(job: MergeJob) -> MergeResult:
     params = job.params.copy()
     for answer in job.answers:
         params += np.frombuffer(answer.delta, np.float32)
+    if job.folded is not None:
+        params += job.folded.values
     return MergeResult(params, job.momentum, float(len(job.answers)))
+
+
+def add_delta(job: FoldJob) -> None:
+    """The fold that goes with `add_deltas`."""
+    job.into.values += np.frombuffer(job.answer.delta, np.float32)
 
 
 class Driver:
@@ -96,17 +108,21 @@ class Driver:
         resumed: Snapshot | None = None,
         *,
         merge: MergeFunction = add_deltas,
+        fold: FoldFunction = add_delta,
         hold_deliveries: bool = False,
         hold_saves: bool = False,
         hold_merges: bool = False,
+        hold_folds: bool = False,
         watch: Callable[[Effect], None] | None = None,
     ) -> None:
         self.core = Coordinator(config, resumed)
         self.config = config
         self.merge = merge
+        self.fold = fold
         self.hold_deliveries = hold_deliveries
         self.hold_saves = hold_saves
         self.hold_merges = hold_merges
+        self.hold_folds = hold_folds
         self.now = 0.0
         self.performed: list[Effect] = []
         self.inbox: dict[Link, deque[Message]] = defaultdict(deque)
@@ -118,6 +134,8 @@ class Driver:
         self.saving: Save | None = None
         self.background: Save | None = None
         self.merging: MergeJob | None = None
+        self.folding: deque[FoldJob] = deque()
+        self.poison: str | None = None  # why the SVD pool cannot be drained
         self.disk: Snapshot | None = None
         self.marker: int | None = None
         self.exit: Exit | None = None
@@ -189,6 +207,12 @@ class Driver:
         assert job is not None
         return self.feed(Merged(job.step, job.attempt, self.merge(job) if finite else None))
 
+    def finish_fold(self) -> list[Effect]:
+        """End the oldest fold that is held."""
+        job = self.folding.popleft()
+        self.fold(job)
+        return self.feed(Folded(job.step, job.attempt))
+
     # -- looking ---------------------------------------------------------------------------------------------
 
     def of(self, kind: type[E]) -> list[E]:
@@ -249,12 +273,22 @@ class Driver:
                 self.closed[conn] = error
             case CloseConn(conn):
                 self.closed[conn] = None
+            case Fold(job):
+                if self.hold_folds:
+                    self.folding.append(job)
+                else:
+                    self.fold(job)
+                    self._events.append(Folded(job.step, job.attempt))
             case Merge(job):
                 assert self.merging is None, "two merges at a time"
                 if self.hold_merges:
                     self.merging = job
                 else:
                     self._events.append(Merged(job.step, job.attempt, self.merge(job)))
+            case Drain():
+                if self.poison is not None:
+                    self._effects.clear()
+                    self._events.append(DrainFailed(self.poison))
             case Save():
                 self._save(effect)
             case WriteMarker(step):

@@ -10,15 +10,22 @@ import sys
 import textwrap
 from pathlib import Path
 
+from yeto_proto._generated import iso_worker
+
 PREAMBLE = '''\
 #!{python}
 """A worker that answers its probe and then does what the test wants."""
+import importlib.util
 import os
 import signal
 import struct
 import sys
 
-from yeto_proto._generated.iso_worker import HEADER, MAGIC, REQUEST, TEXT_LIMIT, VERSION, Header, Status
+# The frames alone: the whole package would take longer to load than most tests take.
+spec = importlib.util.spec_from_file_location("iso_worker", {frames!r})
+frames = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(frames)
+HEADER, TEXT_LIMIT, Header, Status = frames.HEADER, frames.TEXT_LIMIT, frames.Header, frames.Status
 
 
 def take(size):
@@ -59,7 +66,7 @@ def answer(request, payload, code=Status.OK, **changes):
 
 def floats(*values):
     """A payload of these values."""
-    return struct.pack(f"<{len(values)}f", *values)
+    return struct.pack("<%df" % len(values), *values)
 
 
 def hang():
@@ -77,7 +84,8 @@ def probe():
 
 def script(folder: Path, body: str, name: str = "worker") -> str:
     """A program with this body; `read`, `answer`, `probe`, `hang` and the like are at hand."""
-    return _program(folder / name, PREAMBLE.format(python=sys.executable) + textwrap.dedent(body))
+    preamble = PREAMBLE.format(python=sys.executable, frames=iso_worker.__file__)
+    return _program(folder / name, preamble + textwrap.dedent(body))
 
 
 def numpy_python(folder: Path, *flags: str) -> str:

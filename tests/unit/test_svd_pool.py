@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -379,13 +380,14 @@ def test_the_deadline_counts_from_the_submission(
 ) -> None:
     """The second matrix still waits for its admission when its time has passed."""
     pool = pools.start(numpy_python(tmp_path), capacity=1)
-    real, clock = Child.flatten, time.monotonic
+    real = Child.flatten
+    late = SimpleNamespace(monotonic=lambda: time.monotonic() + WAIT_S)
 
     def slow(child: Child, matrix: F32, deadline: Deadline) -> None:
         if matrix.shape == (1, 1):
             wait_until(lambda: pool.load == (1, 0, 1), "the second to wait")
         real(child, matrix, deadline)
-        monkeypatch.setattr("yeto_syncer.shell.svd_child.time.monotonic", lambda: clock() + WAIT_S)
+        monkeypatch.setattr("yeto_syncer.shell.svd_child.time", late)
 
     monkeypatch.setattr(Child, "flatten", slow)
     message = failure(lambda: pool.flatten([matrix(1, 1), matrix(1, 2)]))

@@ -330,12 +330,3 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
         process.stdin.close()
         assert process.stderr.read() == b""
         assert process.wait(WAIT_S) == 0
-
-
-def test_the_worker_needs_little() -> None:
-    """The interpreter with torch may have nothing but torch, numpy and this package."""
-    done = python(
-        "import sys, yeto_syncer.svd_worker\n"
-        "print(sorted({'construct', 'threadpoolctl', 'rich', 'asyncio'} & set(sys.modules)))"
-    )
-    assert done.stdout.decode().strip() == "[]"

@@ -12,6 +12,25 @@ from .types import Dtype, FrameType
 if TYPE_CHECKING:
     from yeto_proto.session import WireLayout
 
+__all__ = [
+    "BcastFragment",
+    "BudgetDone",
+    "Buffer",
+    "Chunk",
+    "DataHello",
+    "Error",
+    "FinalAck",
+    "FinalFragment",
+    "FinalManifest",
+    "Heartbeat",
+    "Hello",
+    "InitParams",
+    "Message",
+    "PullReq",
+    "PushFragment",
+    "Shutdown",
+]
+
 #: What bulk may be: contiguous bytes.
 Buffer = bytes | bytearray | memoryview
 

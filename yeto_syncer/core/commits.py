@@ -52,12 +52,13 @@ class Commits:
         return self._merging is not None or self._committed is not None or self._checkpoints.holding
 
     def merge(self, now: float, round_: Round) -> None:
-        """Start the merge of a complete round, which must be the next step."""
+        """Start the merge of a complete round, which must be the next step and have no fold running."""
         config = self._config
         fragment = self._model.fragment(round_.fragment_id)
         if fragment.version != round_.base_version:
             raise AssertionError(f"fragment {round_.fragment_id} changed under step {round_.global_step}")
         dtype = self._model.session.dtype
+        answers = round_.deltas() if round_.accumulator is None else ()
         round_.take(RoundInput.TURN)
         self._merging = round_
         self._started = now
@@ -68,12 +69,11 @@ class Commits:
             params=fragment.params,
             momentum=fragment.momentum,
             tensors=self._model.tensors(round_.fragment_id),
-            answers=tuple(
-                Answer(answer.link, answer.weight, dtype, answer.delta) for answer in round_.answers()
-            ),
+            answers=tuple(Answer(each.link, each.weight, dtype, each.delta) for each in answers),
             lr=config.outer_lr,
             mu=config.outer_momentum,
             correction=config.delta_correction == "heloco",
+            folded=round_.accumulator,
         )
         self._outbox.emit(Merge(job))
 
@@ -90,7 +90,7 @@ class Commits:
             self._refuse_answers(round_)
             return round_
         self._model.commit(step, result.params, result.momentum)
-        for answer in round_.answers():
+        for answer in round_.deltas():
             self._ledger.charge(answer.link.learner_id, answer.c_steps, answer.c_tokens)
         round_.release_deltas()
         round_.take(RoundInput.MERGED)
@@ -120,13 +120,14 @@ class Commits:
         if step != self._config.total_steps and links:
             self._outbox.emit(Deliver(links, (self._model.versioned(round_.fragment_id),)))
         self.sync_s = now - self._started
-        answers = round_.answers()
+        answers = round_.deltas()
         if self._outbox.taping:
             self._outbox.tape(
                 tape.merge_record(
                     round_,
                     answers,
                     gnorm=gnorm,
+                    fold=self._config.fold,
                     layout_hash=self._layout_hash,
                     sync_s=self.sync_s,
                     now=now,
@@ -147,7 +148,7 @@ class Commits:
         return round_
 
     def _refuse_answers(self, round_: Round) -> None:
-        for answer in round_.answers():
+        for answer in round_.deltas():
             self._outbox.reject(
                 NonFiniteMerge(rule="round.merge.finite"),
                 answer.link,

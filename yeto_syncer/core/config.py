@@ -25,6 +25,9 @@ FOLDS: Final = ("at-close", "on-arrival")
 
 MAX_U32: Final = 2**32 - 1
 MAX_U64: Final = 2**64 - 1
+CARRY_LAG: Final = 2
+CARRY_DECAY: Final = 1.0
+MAX_CARRY_LAG: Final = 1000  # closed rounds of each fragment that are remembered, and may hold a late delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +85,8 @@ class Config:
     island_lease_s: float = 0.0
     fold: Fold = "at-close"
     late_carry: bool = False
-    max_carry_lag: int = 2
-    carry_decay: float = 1.0
+    max_carry_lag: int = CARRY_LAG
+    carry_decay: float = CARRY_DECAY
     carry_answers_round: bool = False
     quorum_capacity: float | None = None
     soft_deadline_s: float | None = None
@@ -125,7 +128,12 @@ class Config:
     @property
     def fixed_roster(self) -> bool:
         """True in the strict mode: the roster is all launch ids, all must answer, and from a fresh base."""
-        return self.max_base_lag == 0 and self.quorum == self.learners and self.grace_ms == 0
+        return (
+            self.max_base_lag == 0
+            and self.quorum == self.learners
+            and self.grace_ms == 0
+            and self.quorum_capacity is None
+        )
 
     def validate(self) -> list[Problem]:
         """All broken rules in the order of the command-line sheet; empty when the run may start.
@@ -141,7 +149,7 @@ class Config:
             *self._ranges(),
             *self._checkpoints(),
             *self._start(),
-            *self._not_built(),
+            *self._modes(),
         ]
 
     def _names(self) -> Iterator[Problem]:
@@ -271,16 +279,42 @@ class Config:
                 "lower it, or leave it out to wait for all",
             )
 
-    def _not_built(self) -> Iterator[Problem]:
-        for flag, used in (
-            ("--fold on-arrival", self.fold == "on-arrival"),
-            ("--late-carry", self.late_carry),
-            ("--carry-answers-round", self.carry_answers_round),
-            ("--quorum-capacity", self.quorum_capacity is not None),
-            ("--soft-deadline-s", self.soft_deadline_s is not None),
-        ):
-            if used:
-                yield Problem(flag, "not available in this version", "leave the flag out")
+    def _modes(self) -> Iterator[Problem]:
+        """Streaming fold, late carry and capacity quorum (D34, D35, D36)."""
+        if self.late_carry:
+            if self.fold != "on-arrival":
+                yield Problem("--late-carry", "needs --fold on-arrival", "add --fold on-arrival")
+            if self.max_base_lag == 0:
+                yield Problem(
+                    "--late-carry",
+                    "cannot be used with --max-base-lag 0: what is carried is always older than its round",
+                    "raise --max-base-lag by the fragments of each round of lag, or leave it out",
+                )
+        else:
+            for flag, given in (
+                ("--carry-answers-round", self.carry_answers_round),
+                ("--max-carry-lag", self.max_carry_lag != CARRY_LAG),
+                ("--carry-decay", self.carry_decay != CARRY_DECAY),
+            ):
+                if given:
+                    yield Problem(flag, "needs --late-carry", "add --late-carry, or leave the flag out")
+        if not 1 <= self.max_carry_lag <= MAX_CARRY_LAG:
+            yield Problem("--max-carry-lag", f"must be 1..{MAX_CARRY_LAG}", "give a number of rounds")
+        if not 0.0 < self.carry_decay <= 1.0:
+            yield Problem("--carry-decay", "must be above 0 and at most 1", "give a factor, e.g. 0.5")
+        share, soft = self.quorum_capacity, self.soft_deadline_s
+        if share is not None and not 0.0 < share <= 1.0:
+            yield Problem("--quorum-capacity", "must be above 0 and at most 1", "give a share, e.g. 0.75")
+        if soft is None:
+            return
+        if share is None:
+            yield Problem("--soft-deadline-s", "needs --quorum-capacity", "add it, or leave the flag out")
+        if not 0.0 < soft <= self.quorum_timeout_s:
+            yield Problem(
+                "--soft-deadline-s",
+                f"must be above 0 and at most --quorum-timeout-s {self.quorum_timeout_s}",
+                "give seconds that are over before a round is tried again",
+            )
 
 
 def _needs_path(flag: str) -> Problem:

@@ -10,9 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 from yeto_proto._generated import rules
-from yeto_proto._generated.errors import BudgetDuplicate, BudgetMismatch, OutOfRound, WriteTimeout
+from yeto_proto._generated.errors import (
+    BadCounter,
+    BadScale,
+    BudgetDuplicate,
+    BudgetMismatch,
+    NonFinite,
+    OutOfRound,
+    WriteTimeout,
+)
 from yeto_proto._generated.messages import (
     BudgetDone,
+    Error,
     FinalAck,
     Heartbeat,
     InitParams,
@@ -23,7 +32,7 @@ from yeto_proto.files.model import Snapshot
 from yeto_syncer.core import resume, tape
 from yeto_syncer.core.admission import Admission
 from yeto_syncer.core.config import Config
-from yeto_syncer.core.effects import CloseLink, Effect, SetTimer
+from yeto_syncer.core.effects import CloseConn, CloseLink, Effect, Send, SetTimer
 from yeto_syncer.core.events import (
     DataHelloReceived,
     Delivered,
@@ -32,6 +41,7 @@ from yeto_syncer.core.events import (
     Dropped,
     Event,
     FileFailed,
+    Folded,
     HelloReceived,
     Merged,
     MergeFailed,
@@ -52,6 +62,10 @@ from yeto_syncer.core.registry import Group, Registry
 from yeto_syncer.core.run import Phase, Run
 
 __all__ = ["Coordinator", "Phase"]
+
+#: What ends the whole group, on whichever of its sockets it comes: values and counters that no learner may
+#: send (D11, D12).
+ENDS_LEARNER = (NonFinite, BadScale, BadCounter)
 
 
 class Coordinator:
@@ -78,6 +92,7 @@ class Coordinator:
             Disconnected: self._on_disconnected,
             Delivered: self._on_delivered,
             Dropped: self._on_dropped,
+            Folded: self._on_folded,
             Merged: self._on_merged,
             MergeFailed: self._on_merge_failed,
             DrainFailed: self._on_drain_failed,
@@ -142,7 +157,7 @@ class Coordinator:
             if self._admission.pending(event.conn):
                 self._admission.refuse(event.conn, event.error)
         else:
-            self._close(now, group.link, event.error)
+            self._break(now, group, event.conn, event.error)
 
     def _on_disconnected(self, now: float, event: Disconnected) -> None:
         group = self._registry.of_conn(event.conn)
@@ -161,6 +176,26 @@ class Coordinator:
         group = self._registry.get(event.link)
         if group is not None:
             self._run.delivered(now, group, event.token)
+
+    def _break(self, now: float, group: Group, conn: int, error: YetoError) -> None:
+        """A socket of an admitted group broke a rule. A data socket ends alone, the ERROR goes out on the
+        control stream, and the generation stays, unless the rule ends the learner (D11, D12)."""
+        if conn == group.conn or isinstance(error, ENDS_LEARNER):
+            self._close(now, group.link, error)
+            return
+        self._registry.detach(group, conn)
+        link = group.link
+        if error.sends:
+            self._outbox.emit(Send(link, Error(text=str(error))))
+        self._outbox.emit(CloseConn(conn))
+        self._outbox.count("data_streams_closed", reason=type(error).__name__)
+        self._outbox.log(
+            "warning",
+            "data stream closed",
+            learner=link.learner_id,
+            generation=link.generation,
+            reason=str(error),
+        )
 
     def _close(self, now: float, link: Link, error: YetoError | None, why: str = "disconnected") -> None:
         """End a group: by its own departure, by an error on one of its sockets, or by its lease."""
@@ -205,7 +240,7 @@ class Coordinator:
             # The one case in which a frame of a learner ends the run (D5): the benchmark is void.
             raise RunError(f"{error}; {group.link}; start the benchmark again with one budget for all")
         if error is not None:
-            self._close(now, group.link, error)
+            self._break(now, group, event.conn, error)
             return
         if cutoff is not None and isinstance(message, (PushFragment, Heartbeat)):
             cutoff.progress(now, group.link.learner_id, message.local_step)
@@ -244,6 +279,10 @@ class Coordinator:
         self._outbox.reject(OutOfRound(detail=f"the run is {self._run.phase.value}"), link, step=step)
 
     # -- work that ended -------------------------------------------------------------------------------------
+
+    def _on_folded(self, now: float, event: Folded) -> None:
+        assert self._run.scheduler is not None
+        self._run.scheduler.folded(event.step, event.attempt)
 
     def _on_merged(self, now: float, event: Merged) -> None:
         assert self._run.scheduler is not None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from yeto_syncer.core.jobs import F32, Link, MergeJob
+from yeto_syncer.core.jobs import F32, FoldJob, Link, MergeJob
 
 if TYPE_CHECKING:
     from yeto_proto._generated.messages import Message
@@ -104,9 +104,18 @@ class CloseLink:
 
 @dataclass(frozen=True, slots=True)
 class CloseConn:
-    """Close one socket without a word."""
+    """Read nothing more from this socket and close it without a word on it. On a data socket of a live group:
+    late enough that an ERROR on the control stream, queued before, is read first."""
 
     conn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Run `core.merge.fold(job)` off the loop and answer `Folded` or `MergeFailed`. Folds of one attempt run
+    in the order of their effects, one after the other. The shell lets go of the job once it has run."""
+
+    job: FoldJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +213,7 @@ Effect: TypeAlias = (
     | Deliver
     | CloseLink
     | CloseConn
+    | Fold
     | Merge
     | Drain
     | Save

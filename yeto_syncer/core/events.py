@@ -90,6 +90,14 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
+class Folded:
+    """A `Fold` job ended."""
+
+    step: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Merged:
     """A `Merge` job ended. `result` is None when the merge or the outer step was not finite (D33)."""
 
@@ -100,7 +108,8 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class MergeFailed:
-    """A `Merge` job raised: out of memory or a defect. The run ends with exit 1; no state was touched."""
+    """A `Merge` or `Fold` job raised: out of memory or a defect. The run ends with exit 1; the state is as it
+    was."""
 
     step: int
     attempt: int
@@ -161,6 +170,7 @@ Event: TypeAlias = (
     | Disconnected
     | Delivered
     | Dropped
+    | Folded
     | Merged
     | MergeFailed
     | DrainFailed

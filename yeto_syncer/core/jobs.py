@@ -59,8 +59,8 @@ class Accumulator:
     The one value here that is written to: the attempt owns it, its folds change it one after the other, and
     the merge that closes the round uses it up. Memory: 4 bytes a value, committed by the first fold.
 
-    `values` is the f32 sum of the whole fragment. Of the answers that weigh something, `first_weight` is w1 of
-    the first, and `total` is W, the sum of w / w1. `first_norms` and `radii` hold n1 and R of each tensor;
+    `values` is the f32 sum of the whole fragment. Of the answers that weigh something, `first_weight` is w1
+    of the first, and `total` is W, the sum of w / w1. `first_norms` and `radii` hold n1 and R of each tensor;
     RDA alone uses them. n1 is the first length that is not 0, so that a tensor that stood still in the first
     answer does not silence the later ones.
     """

@@ -206,7 +206,7 @@ class Run:
             return self.cutoff.next_deadline(self._draining)
         if self.phase is not Phase.TRAINING or self.scheduler is None:
             return None
-        due = self.scheduler.next_deadline()
+        due = self.scheduler.next_deadline(now)
         # Once it is over nothing gathers any more; the last merge ends by its own event.
         stop = None if self._stop.overdue(now) else self._stop.deadline
         if due is None or (stop is not None and stop < due):

@@ -7,31 +7,25 @@ fragments follow from the depth alone.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from yeto_proto._generated import rules
-from yeto_proto._generated.errors import OutOfRound
 from yeto_proto._generated.machines import RoundInput, RoundState
 from yeto_proto._generated.messages import PullReq, PushFragment
-from yeto_proto._generated.types import FrameType
-from yeto_proto.errors_base import YetoError
 from yeto_syncer.core import tape
 from yeto_syncer.core.checkpoints import Checkpoints
+from yeto_syncer.core.closing import Closing
 from yeto_syncer.core.commits import Commits
 from yeto_syncer.core.config import Config
 from yeto_syncer.core.effects import Send
 from yeto_syncer.core.facts import ServerFacts
+from yeto_syncer.core.intake import Intake
 from yeto_syncer.core.jobs import Link, MergeResult
-from yeto_syncer.core.merge import weight as merge_weight
 from yeto_syncer.core.model import Model
 from yeto_syncer.core.outbox import Outbox
 from yeto_syncer.core.recovery import Recoveries
 from yeto_syncer.core.registry import Group, Registry
 from yeto_syncer.core.rounds import Round
-from yeto_syncer.core.steprate import grace_window, round_interval, slowest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from yeto_syncer.core.steprate import round_interval, slowest
 
 RETRY_DEFERRAL_S = 1.0  # how far the deadline of a round moves while nobody can be captured (D16)
 
@@ -51,15 +45,15 @@ class Scheduler:
         outbox: Outbox,
     ) -> None:
         self._config = config
-        self._facts = facts
         self._registry = registry
         self._model = model
         self._commits = commits
         self._checkpoints = checkpoints
-        self._recoveries = recoveries
         self._outbox = outbox
         self._depth = min(max(config.pipeline, 1), model.num_fragments)
         self._rounds: dict[int, Round] = {}
+        self._intake = Intake(config, facts, registry, model, recoveries, outbox, self._rounds)
+        self._closing = Closing(config, self._slowest, lambda: commits.sync_s)
         self._next_step = model.global_step + 1
         self._next_launch = -math.inf
         self._launched = False
@@ -76,36 +70,14 @@ class Scheduler:
     # -- events ----------------------------------------------------------------------------------------------
 
     def push(self, now: float, group: Group, push: PushFragment) -> None:
-        """An answer whose bytes and counters are good. Dropped unless it fits its round as it stands now."""
-        link = group.link
-        round_ = self._rounds.get(push.global_step)
-        if round_ is None or not round_.open:
-            self.reject_push(OutOfRound(rule="push_fragment.global_step.round"), link, push)
-            return
-        error = rules.first_broken(
-            FrameType.PUSH_FRAGMENT, "round", push, link=link, round=round_, server=self._facts
-        )
-        if error is not None:
-            self.reject_push(error, link, push)
-            return
-        if push.base_version < round_.base_version:
-            self._outbox.log(
-                "info",
-                "stale base-relative delta admitted",
-                learner=link.learner_id,
-                step=push.global_step,
-                staleness=round_.base_version - push.base_version,
-            )
-        round_.accept(link, push, self._weight(push))
-        self._outbox.count("answers_accepted")
-        self._recoveries.answered(now, link, push.global_step)
-        group.rate.report(now, push.local_step)
+        """An answer whose bytes and counters are good."""
+        self._intake.push(now, group, push)
 
-    def reject_push(self, error: YetoError, link: Link, push: PushFragment) -> None:
-        """Drop it; the slot stays open for a valid answer (D10)."""
-        self._outbox.reject(
-            error, link, step=push.global_step, fragment=push.fragment_id, attempt=push.round_attempt
-        )
+    def folded(self, step: int, attempt: int) -> None:
+        """A fold has ended. Its round may have started anew or be gone: then nobody waits for it."""
+        round_ = self._rounds.get(step)
+        if round_ is not None and round_.attempt == attempt and round_.captured:
+            round_.folding -= 1
 
     def ready(self, now: float, group: Group) -> None:
         """The catch-up of this current generation has left: it takes its old slots over and joins open
@@ -117,7 +89,7 @@ class Scheduler:
         for round_ in self._rounds.values():
             if not round_.open:
                 continue
-            if not round_.slots:
+            if not round_.captured:
                 self._retry(round_, now, 0)
             elif learner in round_.slots:
                 self._rebind(round_, group)
@@ -127,6 +99,7 @@ class Scheduler:
     def gone(self, link: Link) -> None:
         """A generation ended. Its answers stay; a ready successor takes over what it has not answered
         (D15)."""
+        self._intake.gone(link)
         successor = self._registry.current(link.learner_id)
         if successor is None or not successor.ready or self._config.fixed_roster:
             return
@@ -139,10 +112,13 @@ class Scheduler:
         again."""
         refused = self._commits.merged(step, attempt, result)
         if refused is None:
-            if self._commits.committed and not self._checkpoints.holding:
-                self.publish(now)
+            if self._commits.committed:
+                self._intake.merged(self._rounds[step])
+                if not self._checkpoints.holding:
+                    self.publish(now)
             return
         refused.discard(RoundInput.NOT_FINITE, now + RETRY_DEFERRAL_S)
+        self._intake.reopened(refused)
         self._retry(refused, now, 0)  # its answers are on the tape already, as rejections
 
     def publish(self, now: float) -> None:
@@ -155,13 +131,15 @@ class Scheduler:
 
     def stop_launching(self) -> None:
         """No new round; those in flight may still close."""
-        self._launching = False
+        if self._launching:
+            self._launching = False
+            self._intake.stop()
 
     def drop_hopeless(self) -> None:
         """Drop the rounds that nobody can answer any more: no answer yet, and no member's learner
         connected."""
         for round_ in self._rounds.values():
-            if round_.open and round_.num_answers == 0 and not self._answerable(round_):
+            if round_.open and round_.num_deltas == 0 and not self._answerable(round_):
                 self._drop_from(round_.global_step)
                 return
 
@@ -180,7 +158,7 @@ class Scheduler:
 
     def cancel(self) -> None:
         """Close ordinary issuance: every round that is not committed yet is dropped whole."""
-        self._launching = False
+        self.stop_launching()
         self._drop_from(self._model.global_step + 1)
 
     @property
@@ -193,8 +171,8 @@ class Scheduler:
             round_ = self._rounds.pop(late)
             round_.take(RoundInput.GIVEN_UP)
             self._outbox.count("rounds_dropped")
-            self._outbox.log("warning", "round dropped", step=late, answers=round_.num_answers)
-            self._outbox.tape(tape.round_record("round_dropped", round_, answers=round_.num_answers))
+            self._outbox.log("warning", "round dropped", step=late, answers=round_.num_deltas)
+            self._outbox.tape(tape.round_record("round_dropped", round_, answers=round_.num_deltas))
 
     # -- time ------------------------------------------------------------------------------------------------
 
@@ -204,17 +182,22 @@ class Scheduler:
             if round_.open:
                 self._judge(round_, now)
         head = self._rounds.get(self._model.global_step + 1)
-        if head is not None and head.state is RoundState.COMPLETE and not self._commits.busy:
+        if (
+            head is not None
+            and head.state is RoundState.COMPLETE
+            and head.folding == 0
+            and not self._commits.busy
+        ):
             self._commits.merge(now, head)
         self._launch(now)
 
-    def next_deadline(self) -> float | None:
+    def next_deadline(self, now: float) -> float | None:
         """When `advance` has to be called at the latest, if no event comes."""
         earliest: float | None = None
         for round_ in self._rounds.values():
             if not round_.open:
                 continue
-            due = round_.deadline if round_.grace_deadline is None else round_.grace_deadline
+            due = self._closing.due(round_, now)
             if earliest is None or due < earliest:
                 earliest = due
         if self._may_launch() and (earliest is None or self._next_launch < earliest):
@@ -222,36 +205,10 @@ class Scheduler:
         return earliest
 
     def _judge(self, round_: Round, now: float) -> None:
-        if round_.quorum and round_.num_answers >= round_.quorum:
-            if round_.quorum_at is None:
-                round_.quorum_at = now
-            if round_.all_answered:
-                self._complete(round_, now, RoundInput.ALL_ANSWERED)
-                return
-            if round_.grace_deadline is None:
-                self._arm_grace(round_, now)
-            assert round_.grace_deadline is not None
-            if now >= round_.grace_deadline:
-                self._complete(round_, now, RoundInput.GRACE_OVER)
-        elif now >= round_.deadline:
+        if self._closing.judge(round_, now):
             self._expired(round_, now)
-
-    def _arm_grace(self, round_: Round, now: float) -> None:
-        config = self._config
-        round_.take(RoundInput.QUORUM_REACHED)
-        round_.grace_s = grace_window(
-            cap=config.grace_s,
-            gamma=config.grace_gamma,
-            tau=config.grace_tau,
-            step=self._slowest(slot.link for slot in round_.slots.values()),
-            quorum=now - round_.launched_at,
-            sync=self._commits.sync_s,
-        )
-        round_.grace_deadline = now + round_.grace_s
-
-    def _complete(self, round_: Round, now: float, why: RoundInput) -> None:
-        round_.take(why)
-        round_.completed_at = now
+        elif not round_.open:
+            self._intake.closed(round_)
 
     def _expired(self, round_: Round, now: float) -> None:
         """Below K at the deadline: a new attempt with whoever can be captured now (D16)."""
@@ -266,10 +223,10 @@ class Scheduler:
                 "new frozen-membership attempt",
                 step=round_.global_step,
                 attempt=round_.attempt + 1,
-                discarded=round_.num_answers,
+                discarded=round_.num_deltas,
                 members=len(members),
             )
-            answers = round_.num_answers
+            answers = round_.num_deltas
             round_.discard(RoundInput.TIMED_OUT, now)
             self._retry(round_, now, answers)
 
@@ -300,7 +257,11 @@ class Scheduler:
             step = self._next_step
             fragment = self._model.fragment_of(step)
             round_ = Round(
-                step, fragment, self._model.version(fragment), fixed_roster=self._config.fixed_roster
+                step,
+                fragment,
+                self._model.version(fragment),
+                fixed_roster=self._config.fixed_roster,
+                carry_answers=self._config.carry_answers_round,
             )
             self._rounds[step] = round_
             self._next_step = step + 1
@@ -319,10 +280,10 @@ class Scheduler:
         return len(members) >= (self._config.quorum if self._config.fixed_roster else 1)
 
     def _capture(self, round_: Round, members: tuple[Group, ...], now: float) -> None:
-        links = [group.link for group in members]
-        round_.capture(links, self._config.quorum, now, now + self._config.quorum_timeout_s)
-        for link in links:
-            self._pull(round_, link)
+        self._closing.capture(round_, members, now)
+        for group in members:
+            self._pull(round_, group.link)
+        self._intake.begin(round_)
 
     def _retry(self, round_: Round, now: float, discarded: int) -> None:
         """Capture anew a round that was emptied; it stays empty while nobody can be captured."""
@@ -353,22 +314,23 @@ class Scheduler:
             self._pull(round_, link)
 
     def _join(self, round_: Round, group: Group) -> None:
-        """The late-joiner pull. Not for a round that started from another version than the member holds."""
-        held = group.caught_up_to
-        if self._config.fixed_roster or held is None or held[round_.fragment_id] != round_.base_version:
+        """The late-joiner pull (revision 2, 1.1). Not for a round that started from another version than the
+        member holds, that has a part of its learner, or whose capacity quorum would move away."""
+        held, link = group.caught_up_to, group.link
+        if (
+            self._config.fixed_roster
+            or self._config.quorum_capacity is not None
+            or held is None
+            or held[round_.fragment_id] != round_.base_version
+            or round_.has_part_of(link.learner_id)
+        ):
             return
-        link = group.link
         round_.join(link)
         self._outbox.tape(
             tape.member_record("late_join", link, step=round_.global_step, attempt=round_.attempt)
         )
         self._pull(round_, link)
 
-    def _slowest(self, links: Iterable[Link]) -> float | None:
+    def _slowest(self, links: Sequence[Link]) -> float | None:
         groups = (self._registry.get(link) for link in links)
         return slowest(group.rate.seconds for group in groups if group is not None)
-
-    def _weight(self, push: PushFragment) -> float:
-        if self._config.learner_weight == "equal":
-            return 1.0
-        return merge_weight(push.c_tokens, push.c_steps)

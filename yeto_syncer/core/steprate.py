@@ -3,7 +3,8 @@ throttle."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 from yeto_proto._generated.constants import GRACE_EMA
 
@@ -63,3 +64,14 @@ def round_interval(
     if step is None or sync_interval_steps <= 0:
         return minimum
     return max(minimum, sync_interval_steps * step / num_fragments)
+
+
+def capacities(rates: Sequence[float | None]) -> list[float]:
+    """The capacity of each member in inner steps a second: 1 / its step time (D36).
+
+    A member without an estimate gets the mean of the known ones; without any estimate all are equal. A step
+    time of 0, which a coarse clock can give, is no estimate.
+    """
+    known = [1.0 / rate for rate in rates if rate]
+    usual = math.fsum(known) / len(known) if known else 1.0
+    return [1.0 / rate if rate else usual for rate in rates]

@@ -17,17 +17,20 @@ def merge_record(
     answers: list[Accepted],
     *,
     gnorm: float,
+    fold: str,
     layout_hash: str,
     sync_s: float,
     now: float,
 ) -> dict[str, object]:
     """What one committed round was: who was asked, who answered with what, and how long each part took.
 
-    `sync_s` covers the merge, the commit and a per-round checkpoint; `now` is the end of the commit.
+    `answers` are sorted by (id, generation). `sync_s` covers the merge, the commit and a per-round
+    checkpoint; `now` is the end of the commit.
     """
-    expected = sorted(slot.link for slot in round_.slots.values())
-    responded = [answer.link for answer in answers]
-    missed = sorted(slot.link for slot in round_.slots.values() if slot.answer is None)
+    slots = round_.slots.values()
+    expected = sorted(slot.link for slot in slots)
+    responded = sorted((slot.answer or slot).link for slot in slots if slot.responded)
+    missed = sorted(slot.link for slot in slots if not slot.responded)
     total_weight = sum(answer.weight for answer in answers)
     since = round_.launched_at
     waited = None
@@ -52,7 +55,9 @@ def merge_record(
         "quorum_ms": None if round_.quorum_at is None else milliseconds(round_.quorum_at - since),
         "grace_ms": None if round_.grace_s is None else milliseconds(round_.grace_s),
         "grace_waited_ms": waited,
+        "capacity_share": round_.capacity_share,
         "sync_ms": milliseconds(sync_s),
+        "fold": fold,
         "responders": [
             {
                 "id": answer.link.learner_id,
@@ -63,8 +68,10 @@ def merge_record(
                 "c_tokens": answer.c_tokens,
                 "weight": answer.weight,
                 "contribution": answer.weight / total_weight if total_weight else 0.0,
+                "lag": answer.lag,
+                "order": answer.order if fold == "on-arrival" else place,
             }
-            for answer in answers
+            for place, answer in enumerate(answers)
         ],
         "sync/layout_hash": layout_hash,
         "sync/base_version": round_.base_version,

@@ -68,6 +68,7 @@ class Connection:
         self._holds: set[str] = {"new"}
         self._reading = False
         self._last: Stream | None = None
+        self._finishes = True
         self._companions: list[Connection] = []
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -172,13 +173,20 @@ class Connection:
 
     # -- parting
 
-    def part(self, last: Stream, companions: Sequence[Connection] = (), linger: float = LINGER_S) -> None:
-        """Send what is left in `last`, tell the peer that this was all, and close when it has closed too or
-        after `linger` seconds. `companions` are closed with it: a peer that sees one of them end first
-        would take that for a broken line and never read the last frame."""
+    def part(
+        self,
+        last: Stream,
+        companions: Sequence[Connection] = (),
+        linger: float = LINGER_S,
+        finish: bool = True,
+    ) -> None:
+        """Send what is left in `last`, tell the peer that this was all (`finish`), and close when it has
+        closed too or after `linger` seconds. `companions` are closed with it: a peer that sees one of them
+        end first would take that for a broken line and never read the last frame."""
         if self.is_closed:
             return
         self._last = last
+        self._finishes = finish
         self._companions = list(companions)
         for companion in companions:
             companion.hold("parting")
@@ -188,6 +196,12 @@ class Connection:
             self._deadline.cancel()
         self._deadline = self._owner.loop.call_later(linger, self.close)
         self._send_last()
+
+    def retire(self) -> None:
+        """Hear and say nothing more, and close when the peer had time to read what it is told elsewhere."""
+        if self.is_over:
+            return
+        self.part(Stream(), finish=False)
 
     def _send_last(self) -> None:
         last = self._last
@@ -202,7 +216,8 @@ class Connection:
                 self.watch_writable(True)
                 return
             last.advance(count)
-        self.wire.finish()
+        if self._finishes:
+            self.wire.finish()
 
     def close(self) -> None:
         """Close the socket at once. Closing twice is fine."""

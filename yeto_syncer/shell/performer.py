@@ -24,6 +24,7 @@ from yeto_syncer.core.effects import (
     Drain,
     Effect,
     Exit,
+    Fold,
     Log,
     Merge,
     Refuse,
@@ -38,14 +39,16 @@ from yeto_syncer.core.events import (
     DrainFailed,
     Event,
     FileFailed,
+    Folded,
     Merged,
     MergeFailed,
     Saved,
     SaveFailed,
     Tick,
 )
-from yeto_syncer.core.jobs import MergeJob, MergeResult
+from yeto_syncer.core.jobs import FoldJob, MergeJob, MergeResult
 from yeto_syncer.core.merge import Map
+from yeto_syncer.core.merge import fold as run_fold
 from yeto_syncer.core.merge import run as run_merge
 from yeto_syncer.shell.logs import Log as LogWriter
 from yeto_syncer.shell.server import Server
@@ -102,6 +105,7 @@ class Performer:
             Deliver: lambda e: server.deliver(e.links, e.fragments, e.final, e.token),
             CloseLink: lambda e: server.close_link(e.link, e.error),
             CloseConn: lambda e: server.close_connection(e.conn),
+            Fold: lambda e: self._fold(e.job),
             Merge: lambda e: self._merge(e.job),
             Drain: lambda e: self._drain(),
             Save: self._save,
@@ -132,6 +136,20 @@ class Performer:
         assert self._line is not None
         self._line.resume(event, failed)
 
+    def _fold(self, job: FoldJob) -> None:
+        # One thread takes them in their order, and a fragment's folds are all inline or none is.
+        def folded(future: Future[None]) -> None:
+            error = future.exception()
+            if error is None:
+                self._post(Folded(job.step, job.attempt))
+            else:
+                self._post(MergeFailed(job.step, job.attempt, f"{type(error).__name__}: {error}"))
+
+        if job.momentum.size <= INLINE_MERGE:
+            folded(settled(lambda: run_fold(job)))
+        else:
+            self._merging.submit(lambda: run_fold(job, self._spread), folded)
+
     def _merge(self, job: MergeJob) -> None:
         def merged(future: Future[MergeResult | None]) -> None:
             error = future.exception()
@@ -143,7 +161,7 @@ class Performer:
                 self._post(MergeFailed(job.step, job.attempt, f"{type(error).__name__}: {error}"))
 
         flatten = self._svd.flatten if self._svd is not None and job.tensors.mode == MergeMode.ISO else None
-        if flatten is None and job.params.size * len(job.answers) <= INLINE_MERGE:
+        if flatten is None and job.params.size * max(len(job.answers), 1) <= INLINE_MERGE:
             merged(settled(lambda: run_merge(job)))
         else:
             self._merging.submit(lambda: run_merge(job, self._spread, flatten), merged)

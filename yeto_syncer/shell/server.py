@@ -265,7 +265,9 @@ class Server:
         conn.part(last)
 
     def close_connection(self, number: int) -> None:
-        """Close one socket without a word."""
+        """Close one socket without a word. A data socket of a live group stays open for a moment, unheard: a
+        peer that saw it end first would take that for a broken line and never read the ERROR on its control
+        stream."""
         conn = self._connections.get(number)
         if conn is None:
             return
@@ -274,7 +276,9 @@ class Server:
         if group is not None and stream is not None and stream != CONTROL:
             group.detach(stream)
             self._dirty[group] = None
-        conn.close()
+            conn.retire()
+        else:
+            conn.close()
 
     def close_link(self, link: Link, error: YetoError | None) -> None:
         """Close a group; the ERROR is the last frame on its control stream."""

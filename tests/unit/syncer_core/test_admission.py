@@ -8,11 +8,14 @@ import pytest
 
 from tests.simulation.driver import Driver, Peer, layout_of
 from yeto_proto._generated.errors import (
+    BadCounter,
     BadMagic,
+    BadScale,
     DuplicateGeneration,
     DuplicateStream,
     HandshakeTimeout,
     LearnerOutOfRange,
+    NonFinite,
     ProfileMismatch,
     ProfileMissing,
     RetiredGeneration,
@@ -20,11 +23,13 @@ from yeto_proto._generated.errors import (
     StreamOutOfBounds,
     UnknownGroup,
 )
-from yeto_proto._generated.messages import DataHello
+from yeto_proto._generated.messages import DataHello, Error, Heartbeat
 from yeto_proto._generated.types import Dtype
+from yeto_proto.errors_base import YetoError
 from yeto_syncer.core.config import Config
-from yeto_syncer.core.effects import Accept, Attach, Refuse
-from yeto_syncer.core.events import DataHelloReceived, Disconnected, Refused
+from yeto_syncer.core.coordinator import Phase
+from yeto_syncer.core.effects import Accept, Attach, CloseConn, Count, Log, Refuse, Send
+from yeto_syncer.core.events import DataHelloReceived, Disconnected, Received, Refused
 
 
 def driver(**settings: Any) -> Driver:
@@ -242,15 +247,57 @@ def test_bad_bytes_before_admission_end_that_socket() -> None:
     assert other.connected
 
 
-@pytest.mark.parametrize("on_data_stream", [False, True])
-def test_bad_bytes_after_admission_end_the_group_and_no_other(on_data_stream: bool) -> None:
+def test_bad_bytes_on_the_control_stream_end_the_group_and_no_other() -> None:
     run = driver()
     peer, other = Peer(run, 0, 1, num_streams=1), Peer(run, 1, 1)
-    data = peer.data_stream(0)
-    run.feed(Refused(data if on_data_stream else peer.conn, BadMagic()))
+    peer.data_stream(0)
+    run.feed(Refused(peer.conn, BadMagic()))
     assert isinstance(peer.refused, BadMagic)
     assert other.connected
     assert run.counted("learners_left", reason="BadMagic") == 1
+
+
+@pytest.mark.rule("syncer.data_stream.error")
+def test_bad_bytes_on_a_data_stream_end_that_socket_alone() -> None:
+    run = driver()
+    peer, other = Peer(run, 0, 1, num_streams=2), Peer(run, 1, 1)
+    first, second = peer.data_stream(0), peer.data_stream(1)
+    effects = run.feed(Refused(first, BadMagic(detail="seen 0")))
+    assert [each for each in effects if not isinstance(each, Log | Count)] == [
+        Send(peer.link, Error("bad magic: seen 0")),
+        CloseConn(first),
+    ], "the ERROR is on its way on the control stream before the socket ends"
+    assert run.counted("data_streams_closed", reason="BadMagic") == 1
+    assert peer.connected and other.connected and second not in run.closed
+    run.feed(Disconnected(first))
+    assert peer.connected, "its end is no news"
+    conn = run.conn()
+    run.feed(DataHelloReceived(conn, DataHello(0, 1, 0)))
+    assert isinstance(run.closed[conn], DuplicateStream), "its index stays taken"
+    peer.init()
+    assert run.core.phase is Phase.WAITING and not run.tape("learner_left")
+
+
+@pytest.mark.rule("syncer.data_stream.error")
+def test_a_message_that_its_sender_may_not_send_ends_the_data_socket_that_brought_it() -> None:
+    run = driver()
+    peer = Peer(run, 0, 1, num_streams=1)
+    data = peer.data_stream(0)
+    effects = run.feed(Received(data, peer.link, Heartbeat(2, 1)))
+    assert CloseConn(data) in effects and peer.connected
+    assert isinstance(next(peer.messages(Error)), Error)
+
+
+@pytest.mark.rule("syncer.data_stream.error")
+@pytest.mark.parametrize(
+    "error", [NonFinite(), BadScale(), BadCounter()], ids=lambda each: type(each).__name__
+)
+def test_values_and_counters_that_no_learner_may_send_end_the_group(error: YetoError) -> None:
+    run = driver()
+    peer, other = Peer(run, 0, 1, num_streams=1), Peer(run, 1, 1)
+    run.feed(Refused(peer.data_stream(0), error))
+    assert peer.refused is error
+    assert other.connected
 
 
 def test_a_lost_data_stream_leaves_its_group_connected() -> None:

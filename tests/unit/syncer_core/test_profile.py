@@ -84,6 +84,44 @@ def test_an_absent_ack_timeout_hashes_as_the_quorum_timeout() -> None:
     assert profile_hash(absent) == profile_hash(given)
 
 
+@pytest.mark.parametrize(
+    ("changes", "appended"),
+    [
+        ({"fold": "on-arrival"}, [("fold", "1")]),
+        (
+            {"fold": "on-arrival", "late_carry": True},
+            [("carry-decay", "1"), ("fold", "1"), ("late-carry", "1"), ("max-carry-lag", "2")],
+        ),
+        (
+            {
+                "fold": "on-arrival",
+                "late_carry": True,
+                "carry_answers_round": True,
+                "carry_decay": 1e-5,
+                "max_carry_lag": 3,
+            },
+            [
+                ("carry-answers-round", "1"),
+                ("carry-decay", "0.00001"),
+                ("fold", "1"),
+                ("late-carry", "1"),
+                ("max-carry-lag", "3"),
+            ],
+        ),
+        ({"quorum_capacity": 0.75}, [("quorum-capacity", "0.75")]),
+        (
+            {"quorum_capacity": 1.0, "soft_deadline_s": 30.0, "observers": (2, 1)},
+            [("observers", "1,2"), ("quorum-capacity", "1"), ("soft-deadline-s", "30")],
+        ),
+    ],
+)
+@pytest.mark.rule("syncer.profile.recipe")
+def test_modes_are_appended_by_name(changes: dict[str, Any], appended: list[tuple[str, str]]) -> None:
+    texts = [text.encode() for pair in appended for text in pair]
+    expected = encode_profile(BASE) + b"".join(bytes([len(text)]) + text for text in texts)
+    assert encode_profile(dataclasses.replace(BASE, **changes)) == expected
+
+
 def test_later_flags_are_appended_in_alphabetical_order_when_on() -> None:
     config = dataclasses.replace(
         BASE, observers=(1,), min_start_learners=1, checkpoint_on_start=True, background_checkpoint=True

@@ -108,8 +108,8 @@ class _Fold(Passes):
 
 
 def closing_scales(sums: Accumulator, lengths: F64 | None) -> NDArray[np.float32]:
-    """What each tensor's sum is multiplied with, in f32, when its round closes. `lengths` is |acc|; only RDA has
-    them.
+    """What each tensor's sum is multiplied with, in f32, when its round closes. `lengths` is |acc|; only RDA
+    has them.
 
     A round in which nothing had a weight keeps its zeros (D12). Where the directions cancel out there is no
     direction to stretch, and the plain mean that `rda` then gives cannot be formed any more: such a tensor

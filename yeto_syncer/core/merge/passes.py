@@ -41,7 +41,7 @@ class Passes:
                 # Atomic, as is append: at most one for each thread is ever made.
                 scratch = self.scratches.pop()
             except IndexError:
-                scratch = Scratch()
+                scratch = Scratch(self.cut.longest)
             rows: list[tuple[float, ...]] = []
             for strip in self.cut.strips(part):
                 rows.extend(zip(*work(strip, scratch), strict=True))

@@ -56,6 +56,7 @@ class Cut:
         within = np.arange(self.tensors.size) - np.repeat(np.cumsum(counts) - counts, counts)
         self.starts = self.edges[self.tensors] + within * STRIP
         self.stops = np.minimum(self.starts + STRIP, self.edges[self.tensors + 1])
+        self.longest = min(STRIP, int(sizes.max()))
         bounds = np.flatnonzero(np.diff(self.starts // TASK)) + 1
         self.tasks = [range(a, b) for a, b in itertools.pairwise([0, *bounds.tolist(), self.tensors.size])]
         self.num_tensors = sizes.size
@@ -76,18 +77,18 @@ class Cut:
 
 
 class Scratch:
-    """Strip-sized arrays of one running task, handed from task to task within one merge."""
+    """Arrays as long as the longest strip, for one running task; handed on from task to task in a merge."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int) -> None:
         # A q4 block of 256 codes may straddle both ends of a strip.
-        self.wire = np.empty(STRIP + 2 * Q4_BLOCK, np.float32)
-        self.total = np.empty(STRIP, np.float32)
-        self.term = np.empty(STRIP, np.float32)
-        self.corrected = np.empty(STRIP, np.float32)
-        self.finite = np.empty(STRIP, np.bool_)
-        self.left = np.empty(STRIP, np.float64)
-        self.product = np.empty(STRIP, np.float64)
-        self.momentum = np.empty(STRIP, np.float64)
+        self.wire = np.empty(longest + 2 * Q4_BLOCK, np.float32)
+        self.total = np.empty(longest, np.float32)
+        self.term = np.empty(longest, np.float32)
+        self.corrected = np.empty(longest, np.float32)
+        self.finite = np.empty(longest, np.bool_)
+        self.left = np.empty(longest, np.float64)
+        self.product = np.empty(longest, np.float64)
+        self.momentum = np.empty(longest, np.float64)
         self.momentum_of = -1
 
     def exact_momentum(self, momentum: F32, strip: Strip) -> F64:

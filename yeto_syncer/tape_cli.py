@@ -1,0 +1,286 @@
+"""`yeto-tape`: what an event tape tells, as a summary, line by line while it is written, or judged.
+
+Exit codes: 0 told, or the check holds; 1 the file cannot be read or is no event tape, or the check does not
+hold; 2 command-line syntax; 130 ended by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from yeto_syncer.cli import Parser
+from yeto_syncer.shell.logs import complain, printable
+from yeto_syncer.tape_check import check
+from yeto_syncer.tape_file import COMMIT, NotATapeError, Reader, Record, kind_of, read, tail
+from yeto_syncer.tape_summary import PHASES, summarize
+
+__all__ = ["main"]
+
+POLL_S: Final = 0.2  # between two looks at a tape that is being written
+
+EXAMPLES = """\
+examples:
+  yeto-tape summary run/tape.jsonl             rounds, goodput, staleness, who missed what, recoveries
+  yeto-tape summary --json run/tape.jsonl      the same as one JSON object
+  yeto-tape follow run/tape.jsonl              a line for each record, until the run ends
+  yeto-tape check --learners 4 --budget 1000 --from 240 run/tape.jsonl
+
+yeto-tape COMMAND --help has more.
+
+exit codes: 0 told, or the check holds; 1 the file cannot be read or is no event tape, or the check does not
+hold; 2 command-line syntax; 130 ended by Ctrl-C
+"""
+
+SUMMARY_ABOUT = """\
+Reads a whole event tape, that of a run that is going on too. goodput is the share of the members' answers
+that were merged; the others were rejected, or lost with their attempt. A recovery is told in four phases:
+detect (silence until the loss was noticed), connect (until the new HELLO), catch-up (until all fragments had
+left) and answer (until its first accepted answer).
+"""
+
+FOLLOW_ABOUT = """\
+Prints a line for each record that is there and for each that is appended, and ends with the run: at a
+`run_ended` with nothing behind it. A tape that does not exist yet is waited for. With --json the records
+themselves are printed, one a line.
+"""
+
+CHECK_ABOUT = """\
+Judges the consolidation of a learner-budget benchmark. After the cutoff at step C the tape must show exactly
+one round for each fragment, with consecutive steps from C + 1; in each of them all learners 0..M-1 were asked
+and have answered, from the resumed version, with the local steps of the whole budget and always the same
+tokens. Each fault is a line; exit 1 if there is one.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return command(options)
+    except NotATapeError as error:
+        complain(str(error))
+        return 1
+    except BrokenPipeError:
+        # Whoever read the output has gone (`| head`). Python flushes standard output once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        complain(
+            f"cannot read the tape: {error.strerror or error}; {options.tape}; give a file that can be read"
+        )
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="yeto-tape",
+        description="Reads the event tapes of yeto-syncer.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    summary = _command(commands, "summary", "what happened in a run", SUMMARY_ABOUT, _summary)
+    summary.add_argument("--json", action="store_true", help="print one JSON object")
+    follow = _command(commands, "follow", "a line for each record, as it is written", FOLLOW_ABOUT, _follow)
+    follow.add_argument("--json", action="store_true", help="print the records as they are")
+    follow.add_argument(
+        "--keep", action="store_true", help="do not end with the run: wait for its next process"
+    )
+    checking = _command(commands, "check", "judge a learner-budget benchmark", CHECK_ABOUT, _check)
+    for flag, name, about in (
+        ("--learners", "M", "number of learners"),
+        ("--budget", "N", "local steps of each learner"),
+        ("--from", "C", "global step of the cutoff's checkpoint"),
+    ):
+        checking.add_argument(flag, metavar=name, type=_count, required=True, help=about)
+    checking.add_argument("--fragments", metavar="F", type=_count, help="number of fragments (from the tape)")
+    checking.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[Parser],
+    name: str,
+    summary: str,
+    about: str,
+    run: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("tape", metavar="TAPE", type=Path, help="the file of --event-tape")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for: that takes longer than everything else here."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"{parser.prog} {version('yeto')}")
+        parser.exit()
+
+
+# -- commands ------------------------------------------------------------------------------------------------
+
+
+def _summary(options: argparse.Namespace) -> int:
+    reader = Reader(str(options.tape))
+    summary = summarize(read(options.tape, reader))
+    if options.json:
+        print(json.dumps({**summary.as_json(), "torn_lines": reader.torn, "unknown_records": reader.unknown}))
+        return 0
+    for line in summary.lines():
+        print(printable(line))
+    for count, what in ((reader.torn, "torn line"), (reader.unknown, "record of an unknown kind")):
+        if count:
+            print(f"{count} {what}{'s' if count > 1 else ''} passed over")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    found = check(
+        read(options.tape),
+        learners=options.learners,
+        budget=options.budget,
+        start=getattr(options, "from"),
+        fragments=options.fragments,
+    )
+    steps = f"{found.steps.start}..{found.steps.stop - 1}" if found.steps else "none"
+    if options.json:
+        print(json.dumps({"ok": not found.faults, "steps": list(found.steps), "faults": list(found.faults)}))
+    elif found.faults:
+        for fault in found.faults:
+            print(printable(fault))
+    else:
+        print(
+            f"consolidation steps {steps}: all {options.learners} learners are in each of them, "
+            f"with {options.budget} local steps"
+        )
+    return 1 if found.faults else 0
+
+
+def _follow(options: argparse.Namespace) -> int:
+    ended = False
+    for record in _as_written(options.tape):
+        if record is None:
+            if ended and not options.keep:
+                return 0
+            sys.stdout.flush()
+            time.sleep(POLL_S)
+            continue
+        ended = kind_of(record) == "run_ended"
+        print(json.dumps(record) if options.json else printable(_line(record)))
+    return 0
+
+
+def _as_written(path: Path) -> Iterator[Record | None]:
+    if not path.exists() and path.parent.is_dir():
+        print(f"waiting for {path}", file=sys.stderr, flush=True)
+        while not path.exists():
+            time.sleep(POLL_S)
+    return tail(path, Reader(str(path)))
+
+
+# -- records as lines ----------------------------------------------------------------------------------------
+
+
+def _line(record: Record) -> str:
+    kind = kind_of(record)
+    stamp = "        "
+    if "time" in record:
+        stamp = time.strftime("%H:%M:%S", time.localtime(record["time"]))
+    return f"{stamp}  {_TELL.get(kind, _other_line)(record)}"
+
+
+def _commit_line(record: Record) -> str:
+    answers = record["responders"]
+    lags = sorted({answer["staleness"] for answer in answers})
+    answered = {answer["id"] for answer in answers}
+    missed = [member["id"] for member in record["expected_members"] if member["id"] not in answered]
+    parts = [
+        f"step {record['step']} fragment {record['fragment']}: "
+        f"{len(answers)} of {len(record['expected_members'])} answered"
+    ]
+    if missed:
+        parts.append(f"missed by {', '.join(map(str, missed))}")
+    if lags and lags[-1]:
+        parts.append(f"staleness {'-'.join(map(str, sorted({lags[0], lags[-1]})))}")
+    if record["attempt"] > 1:
+        parts.append(f"attempt {record['attempt']}")
+    if "ms" in record:
+        parts.append(f"{record['ms']} ms")
+    return ", ".join(parts)
+
+
+def _start_line(record: Record) -> str:
+    how = "resumed" if record["resumed"] else "started"
+    return (
+        f"{how} at step {record['step']} of {record['total_steps']}: {record['learners']} learners, "
+        f"quorum {record['quorum']}, {record['fragments']} fragments"
+    )
+
+
+def _recovery_line(record: Record) -> str:
+    phases = ", ".join(f"{phase.replace('_', '-')} {record[f'{phase}_ms']} ms" for phase in PHASES)
+    return f"learner {record['id']} is back with step {record['step']}: {phases}"
+
+
+def _other_line(record: Record) -> str:
+    pairs = (f"{key} {value}" for key, value in record.items() if key not in ("event", "time"))
+    return f"{kind_of(record).replace('_', ' ')}: {', '.join(pairs)}"
+
+
+def _who(record: Record) -> str:
+    return f"learner {record['id']}"
+
+
+def _where(record: Record) -> str:
+    return f"step {record['step']} attempt {record['attempt']}"
+
+
+_TELL: Final[dict[str, Callable[[Record], str]]] = {
+    COMMIT: _commit_line,
+    "run_started": _start_line,
+    "run_ended": lambda record: f"ended with exit code {record['code']}: {record['message']}",
+    "learner_joined": lambda record: f"{_who(record)} joined, generation {record['generation']}",
+    "learner_left": lambda record: (
+        f"{_who(record)} left, generation {record['generation']}: {record['reason']}"
+    ),
+    "late_join": lambda record: f"{_who(record)} was pulled into {_where(record)}",
+    "rebound": lambda record: f"{_who(record)} took over its slot in {_where(record)}",
+    "rejected": lambda record: (
+        f"{_who(record)}: an answer to step {record['step']} was dropped, {record['reason']}"
+    ),
+    "attempt_discarded": lambda record: f"{_where(record)} was given up with {record['answers']} answers",
+    "round_dropped": lambda record: f"{_where(record)} was dropped with {record['answers']} answers",
+    "recovery": _recovery_line,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
