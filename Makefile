@@ -38,8 +38,9 @@ demo: $(VENV)/.run ## Train a small language model with one syncer and three lea
 test: $(VENV)/.dev ## Run the test suite (about five minutes on two cores)
 	@$(BIN)/python -m pytest -n 2 -m "not full" $(ARGS)
 
-test-full: $(VENV)/.full ## Run everything, the deep property runs included
-	@YETO_HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n 2 $(ARGS)
+test-full: $(VENV)/.full ## Run everything: torch, leaks, scale, and the property tests with many examples
+	@$(BIN)/python -m pytest -n 2 $(ARGS)
+	@YETO_HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n 2 tests/property
 
 check: $(VENV)/.dev ## Format, lint, types, import contracts, generated code, spec rules
 	@$(BIN)/ruff format --check .

@@ -1,6 +1,6 @@
 """What every test shares: Hypothesis profiles, and one place to import the suite's own helpers from.
 
-`YETO_HYPOTHESIS_PROFILE=deep`, set by `make fuzz` and `make test-full`, gives each property many examples.
+`YETO_HYPOTHESIS_PROFILE=deep`, set by `make fuzz` and at the end of `make test-full`, gives many examples.
 """
 
 from __future__ import annotations

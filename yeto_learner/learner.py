@@ -254,9 +254,10 @@ class Learner:
             boundary.settled(answer, generation)
         if self.done:
             return True
+        # Pulls first: one whose own merge is installed below is dropped instead of answered.
+        boundary.add_pulls(client.drain_pulls())
         while self._install_next():
             pass
-        boundary.add_pulls(client.drain_pulls())
         if client.connected:
             boundary.release_replaced(client.connection_generation)
             self._answer_pulls()

@@ -97,6 +97,8 @@ def torch_backend(device: str) -> Flatten:
             if peak == 0:
                 return matrix
             mean = values.sum() / values.numel()
+            if not torch.isfinite(mean):
+                return nowhere(matrix)
             kept = torch.where(values > ISO_CUTOFF * peak, mean, torch.zeros_like(mean))
             result: F32 = ((left * kept) @ right).cpu().contiguous().numpy()
             return result
@@ -115,11 +117,19 @@ def numpy_backend(device: str) -> Flatten:
         if peak == 0:
             return matrix
         mean = values.sum(dtype=np.float32) / np.float32(values.size)
+        if not np.isfinite(mean):
+            return nowhere(matrix)
         kept = np.where(values > np.float32(ISO_CUTOFF) * peak, mean, np.float32(0))
         result: F32 = (left * kept) @ right
         return result
 
     return flatten
+
+
+def nowhere(matrix: F32) -> F32:
+    """The result for a finite matrix whose singular values overflow. Their cutoff is infinite too: it would
+    drop all of them and give zeros."""
+    return np.full_like(matrix, np.nan)
 
 
 BACKENDS: Final[Mapping[str, Callable[[str], Flatten]]] = {"torch": torch_backend, "numpy": numpy_backend}

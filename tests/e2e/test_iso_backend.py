@@ -301,3 +301,19 @@ def test_the_cutoff_waits_for_the_matrix_that_is_running_and_no_longer_than_it_m
     assert "did not end within 1 s" in error_of(syncer.finished(1))
     assert not path.exists()
     assert not any(map(alive, children))
+
+
+@pytest.mark.rule("iso_worker.pool.drain")
+def test_the_cutoff_checkpoint_is_written_after_the_drain(processes: Processes, tmp_path: Path) -> None:
+    path = tmp_path / "state.ckpt"
+    flags = ("--learners", "2", "--total-steps", "1000000", *QUICK, "--checkpoint-every", "0")
+    budget = ("--learner-budget-steps", "3", "--checkpoint-path", str(path))
+    syncer = processes.syncer(*flags, *budget, *svd(numpy_python(tmp_path)))
+    groups = learners(syncer)
+    drive(groups, lambda: all(len(group.answered) >= 3 for group in groups), "three answers of both")
+    for group in groups:
+        group.send(BudgetDone(3))
+    lost(groups)
+    assert "learner-budget cutoff complete" in syncer.finished(0)
+    assert read_snapshot(path).iso_backend == IsoBackend.TORCH_SVD
+    assert not path.with_name("state.ckpt.final").exists()

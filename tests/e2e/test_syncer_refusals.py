@@ -9,6 +9,7 @@ import struct
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -332,6 +333,47 @@ def test_a_wrong_data_socket_leaves_the_control_socket_alone(processes: Processe
         assert phrase in refused(syncer, frame(DataHello(0, 1, index)))
     learner.initialize(initial(layout))
     finish(syncer, learner)
+
+
+class Told(Trainer):
+    """A learner that goes on when it is told of an error."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.errors: list[Error] = []
+
+    def react(self) -> None:
+        told = [message for message in self.inbox if isinstance(message, Error)]
+        for error in told:
+            self.inbox.remove(error)
+        self.errors += told
+        super().react()
+
+
+@pytest.mark.rule("syncer.data_stream.error")
+@pytest.mark.parametrize(
+    ("bad", "phrase"),
+    [
+        (b"\xff" * HEADER_BYTES, "bad magic"),
+        (frame(Chunk(7, 100, 200, b"x")), "beyond its message"),
+        (frame(Heartbeat(1, 5)), "does not match"),
+    ],
+    ids=["bytes", "chunk", "message"],
+)
+def test_an_error_on_a_data_socket_ends_that_socket_alone(
+    processes: Processes, bad: bytes, phrase: str
+) -> None:
+    layout = small_layout()
+    syncer = processes.syncer(*ONE)
+    learner = Told(syncer.port, hello(layout, 0, streams=2), target=1.0)
+    syncer.stderr.wait_for("learner connected")
+    learner.sockets[1].sendall(bad)
+    drive([learner], lambda: bool(learner.errors), "the ERROR on the control stream")
+    assert phrase in learner.errors[0].text and not learner.ended, "the data socket is open until then"
+    syncer.stderr.wait_for("data stream closed.*learner=0 generation=1")
+    assert learner.sockets.pop(1).recv(1) == b"", "and then it ends"
+    learner.initialize(initial(layout))
+    assert "learner left" not in finish(syncer, learner).split("training complete")[0]
 
 
 @pytest.mark.rule("hello.connection_generation.retired")

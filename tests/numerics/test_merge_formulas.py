@@ -319,6 +319,7 @@ def test_a_zero_delta_still_steps() -> None:
     st.sampled_from([1, 7, REDUCTION_BLOCK - 1, REDUCTION_BLOCK, REDUCTION_BLOCK + 1]),
     st.integers(0, 3),
 )
+@pytest.mark.rule("merge.numerics.exact")
 def test_products_are_summed_block_by_block(seed: int, tail: int, blocks: int) -> None:
     """D30, written out: one np.add.reduce for each block of 65,536 elements, and the block sums in order."""
     rng = np.random.default_rng(seed)

@@ -44,6 +44,7 @@ def check_against_formulas(job: MergeJob, **options: Any) -> None:
 
 
 @pytest.mark.parametrize(("mode", "dtype", "correction"), EVERYTHING)
+@pytest.mark.rule("merge.numerics.exact")
 def test_a_fragment_merges_as_its_tensors(mode: MergeMode, dtype: Dtype, correction: bool) -> None:
     job = random_job(7, mode, SHAPES, dtype, correction=correction)
     check_against_formulas(job)
@@ -68,6 +69,7 @@ shapes = st.lists(
     st.integers(1, 5),
     st.booleans(),
 )
+@pytest.mark.rule("merge.numerics.exact")
 def test_random_fragments_merge_as_their_tensors_on_any_number_of_threads(
     seed: int, mode: MergeMode, sizes: list[Shape], dtype: Dtype, learners: int, correction: bool
 ) -> None:
@@ -101,6 +103,7 @@ def test_neither_strips_nor_tasks_show_in_the_bits(mode: MergeMode, monkeypatch:
 # part
 
 
+@pytest.mark.rule("merge.numerics.exact")
 def test_answers_are_taken_in_ascending_order_of_id_and_generation() -> None:
     job = random_job(3, MergeMode.AVG, [(40, 50)])
     links = [Link(2, 9), Link(10, 1), Link(2, 10), Link(0, 5)]
@@ -117,6 +120,7 @@ def test_answers_are_taken_in_ascending_order_of_id_and_generation() -> None:
 
 
 @pytest.mark.parametrize("mode", MergeMode)
+@pytest.mark.rule("syncer.weight.zero")
 def test_without_any_weight_the_momentum_decays(mode: MergeMode) -> None:
     """D12: the round commits with a zero delta."""
     job = random_job(4, mode, [(30, 40), (1, 5)], correction=True)
@@ -183,6 +187,7 @@ def huge(job: MergeJob, at: int, value: float, field: str) -> MergeJob:
 
 @pytest.mark.parametrize("mode", MergeMode)
 @pytest.mark.parametrize("at", [0, 123_456, 599_999])
+@pytest.mark.rule("round.merge.finite")
 def test_an_outer_step_that_overflows_gives_no_result(mode: MergeMode, at: int) -> None:
     """D33: finite params, momentum and deltas, and still no finite step."""
     job = dataclasses.replace(random_job(8, mode, [(6, 1000), (1, 594_000)], learners=2), lr=2.0)
@@ -196,6 +201,7 @@ def test_an_outer_step_that_overflows_gives_no_result(mode: MergeMode, at: int) 
 
 
 @pytest.mark.parametrize("mode", MergeMode)
+@pytest.mark.rule("round.merge.finite")
 def test_deltas_that_overflow_together_give_no_result(mode: MergeMode) -> None:
     largest = np.full(600, np.finfo(np.float32).max, np.float32)
     job = make(

@@ -7,7 +7,9 @@ its delta, so that a delta can be followed into the merge that takes it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +24,15 @@ from yeto_syncer.core.effects import (
     Deliver,
     Effect,
     Exit,
+    Fold,
     Merge,
     Save,
     SaveKind,
     Send,
 )
 from yeto_syncer.core.events import Event, Merged, Received
-from yeto_syncer.core.jobs import Link, MergeJob
+from yeto_syncer.core.jobs import FoldJob, Link, MergeJob
+from yeto_syncer.core.merge import weight as merge_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,15 @@ class Sent:
     c_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A delta that a merge takes."""
+
+    number: int
+    link: Link
+    weight: float
+
+
 def number_of(delta: bytes | bytearray | memoryview) -> int:
     """The number of a push: the first value of its delta. The second one is 1, so sums count the merges."""
     return int(np.frombuffer(delta, np.float32)[0])
@@ -51,8 +64,9 @@ def number_of(delta: bytes | bytearray | memoryview) -> int:
 class Watcher:
     """Checks one incarnation of the syncer, from its start or from the checkpoint it resumed."""
 
-    def __init__(self, config: Config, resumed: Snapshot | None) -> None:
+    def __init__(self, config: Config, num_fragments: int, resumed: Snapshot | None) -> None:
         self._config = config
+        self._period = num_fragments
         self.start = 0 if resumed is None else resumed.global_step
         self.committed = self.start
         self._versions: dict[int, int] = {}
@@ -66,6 +80,10 @@ class Watcher:
                 self._charge(learner, entry.merges, entry.steps, entry.tokens)
         self._sent: dict[int, Sent] = {}
         self._merged_numbers: set[int] = set()
+        # (learner, fragment, base): from which connection its deltas came, and whether one was carried.
+        self._anchors: dict[tuple[int, int, int], tuple[Link, bool]] = {}
+        self._folds: dict[tuple[int, int], list[Taken]] = {}
+        self._taken: list[Taken] = []
         self._job: MergeJob | None = None
         self._durable = self.start if resumed is not None else -1
         self._terminal_durable = False
@@ -96,7 +114,7 @@ class Watcher:
                 if result is not None:
                     self._commit(self._job, result.params)
                 else:
-                    self.counts["refused"] += len(self._job.answers)
+                    self.counts["refused"] += len(self._taken)
                 self._job = None
             case _:
                 pass
@@ -111,13 +129,23 @@ class Watcher:
         self.committed = job.step
         self._versions[job.fragment_id] = job.step
         self._params[job.fragment_id] = params
-        for answer in job.answers:
-            number = number_of(answer.delta)
-            assert number not in self._merged_numbers, f"delta {number} was merged twice"
-            self._merged_numbers.add(number)
+        for taken in self._taken:
+            assert taken.number not in self._merged_numbers, f"delta {taken.number} was merged twice"
+            self._merged_numbers.add(taken.number)
             self.counts["merged"] += 1
-            sent = self._sent[number]
+            sent = self._sent[taken.number]
             self._charge(sent.link.learner_id, 1, sent.c_steps, sent.c_tokens)
+            self._spend(sent, job.fragment_id, carried=sent.step != job.step)
+
+    def _spend(self, sent: Sent, fragment: int, *, carried: bool) -> None:
+        """No part of an anchor's delta counts twice: one connection alone, and nothing after a carry."""
+        anchor = (sent.link.learner_id, fragment, sent.base)
+        link, spent = self._anchors.get(anchor, (sent.link, False))
+        assert link == sent.link, f"an anchor was merged from {link} and from {sent.link}"
+        assert not spent, "an anchor was merged again after its delta had been carried"
+        self._anchors[anchor] = (link, carried)
+        if carried:
+            self.counts["carried"] += 1
 
     def _charge(self, learner: int, merges: int, steps: int, tokens: int) -> None:
         self._ledger[learner, "merges"] += merges
@@ -135,6 +163,8 @@ class Watcher:
                 self._live.add(link)
             case CloseLink(link, _):
                 self._live.discard(link)
+            case Fold(job):
+                self._fold(job)
             case Merge(job):
                 self._check_job(job)
             case Deliver():
@@ -148,6 +178,7 @@ class Watcher:
                 assert record["step"] == self._taped + 1, "the tape skipped a step"
                 assert record["step"] == self.committed
                 self._taped += 1
+                self._check_quorum(record)
             case AppendTape(record):
                 if record["event"] in ("attempt_discarded", "round_dropped"):
                     answers = record["answers"]
@@ -156,7 +187,7 @@ class Watcher:
                 self.counts[f"tape {record['event']}"] += 1
             case Count(name, labels):
                 self.counts[" ".join((name, *labels.values()))] += 1
-                if name == "answers_accepted":
+                if name in ("answers_accepted", "answers_late"):
                     self.counts["accepted"] += 1
             case Exit():
                 self._check_exit(effect)
@@ -164,27 +195,62 @@ class Watcher:
             case _:
                 pass
 
+    def _fold(self, job: FoldJob) -> None:
+        assert job.step > self.committed, "a fold into a round that is over"
+        answer = job.answer
+        folds = self._folds.setdefault((job.step, job.attempt), [])
+        folds.append(Taken(number_of(answer.delta), answer.link, answer.weight))
+
     def _check_job(self, job: MergeJob) -> None:
         assert self._job is None, "two merges at a time"
         assert job.step == self.committed + 1, "merges run in step order"
         assert job.attempt == self._attempts[job.step]
-        assert job.answers, "a round without an answer was merged"
-        links = [answer.link for answer in job.answers]
-        assert links == sorted(links), "answers are reduced in ascending order"
-        assert len({link.learner_id for link in links}) == len(links), "one answer per learner"
-        for answer in job.answers:
-            sent = self._sent[number_of(answer.delta)]
-            assert (sent.link, sent.step, sent.attempt) == (answer.link, job.step, job.attempt)
+        if job.folded is None:
+            self._taken = [Taken(number_of(each.delta), each.link, each.weight) for each in job.answers]
+            links = [taken.link for taken in self._taken]
+            assert links == sorted(links), "answers are reduced in ascending order"
+        else:
+            assert not job.answers
+            self._taken = self._folds.pop((job.step, job.attempt))
+            assert job.folded.values[1] == len(self._taken), "a fold is missing, or not of this attempt"
+        assert self._taken, "a round without an answer was merged"
+        own: set[int] = set()
+        for taken in self._taken:
+            sent = self._sent[taken.number]
+            assert sent.link == taken.link
             base = self._versions.get(job.fragment_id, 0)
             assert sent.base <= base, "an answer from a future base was merged"
             if self._config.max_base_lag is not None:
                 assert base - sent.base <= self._config.max_base_lag
+            self._check_weight(taken, sent, job.step)
+            if sent.step == job.step:
+                assert sent.attempt == job.attempt, "an answer of another attempt"
+                assert sent.link.learner_id not in own, "one answer per learner"
+                own.add(sent.link.learner_id)
             if not self._config.fixed_roster:
-                key = (job.step, job.attempt, answer.link.learner_id)
-                assert self._pulled[key] == answer.link, "an answer that was never asked for"
+                key = (sent.step, sent.attempt, sent.link.learner_id)
+                assert self._pulled[key] == taken.link, "an answer that was never asked for"
         if job.fragment_id in self._params:
             assert job.params is self._params[job.fragment_id]
         self._job = job
+
+    def _check_weight(self, taken: Taken, sent: Sent, step: int) -> None:
+        lag, rest = divmod(step - sent.step, self._period)
+        assert rest == 0, "a delta of another fragment"
+        assert 0 <= lag <= (self._config.max_carry_lag if self._config.late_carry else 0)
+        equal = self._config.learner_weight == "equal"
+        own = 1.0 if equal else merge_weight(sent.c_tokens, sent.c_steps)
+        assert taken.weight == own * self._config.carry_decay**lag
+
+    def _check_quorum(self, record: Mapping[str, Any]) -> None:
+        """A committed round had its quorum: of answers, of capacity, or softly."""
+        share, soft = self._config.quorum_capacity, self._config.soft_deadline_s
+        assert 1 <= record["quorum"] <= min(self._config.quorum, len(record["expected"]))
+        enough = len(record["responded"]) >= record["quorum"]
+        if share is not None:
+            late = soft is not None and record["ms"] >= 1000 * soft
+            enough = record["capacity_share"] >= share * (1 - 1e-9) or (late and enough)
+        assert enough, f"closed without a quorum: {record}"
 
     def _check_delivery(self, delivery: Deliver) -> None:
         for each in delivery.fragments:
@@ -238,7 +304,8 @@ class Watcher:
     def _check_exit(self, effect: Exit) -> None:
         if effect.code == 0 and self.committed == self._config.total_steps and self._ack_fed:
             lost = self.counts["accepted"] - self.counts["merged"]
-            assert lost == self.counts["discarded"] + self.counts["refused"], "an accepted answer was lost"
+            known = ("discarded", "refused", "tape carry_dropped")
+            assert lost == sum(self.counts[name] for name in known), "an accepted answer was lost"
         if "no final acknowledgement" in effect.message:
             named = effect.message.split("from learner ")[1].split(" within")[0].split(", ")
             acked = {str(link.learner_id) for link in self._ack_fed}

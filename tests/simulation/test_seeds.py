@@ -26,6 +26,8 @@ KINDS = (
     "attempts_retried",
     "discarded",
     "tape late_join",
+    "tape carried",
+    "carried",
     "tape rebound",
     "learners_left disconnected",
     "learners_left WriteTimeout",

@@ -34,6 +34,11 @@ def random_config(rng: Random) -> Config:
     strict = rng.random() < 0.15
     observers = () if strict or learners < 3 or rng.random() < 0.8 else (learners - 1,)
     quorum = learners if strict else min(quorum, learners - len(observers))
+    max_base_lag = 0 if strict else rng.choice((None, None, 0, 1, 4))
+    on_arrival = rng.random() < 0.5
+    carry = on_arrival and max_base_lag != 0 and rng.random() < 0.7
+    capacity = None if strict or rng.random() < 0.75 else rng.choice((0.3, 0.6, 1.0))
+    timeout = rng.choice((15, 60, 60))
     path = rng.random() < 0.7
     every = rng.choice((0, 1, 1, 2, 3, 8))
     made = Config(
@@ -41,11 +46,11 @@ def random_config(rng: Random) -> Config:
         quorum=quorum,
         total_steps=rng.randint(1, 25),
         grace_ms=0 if strict else rng.choice((0, 100, 2000, 20_000)),
-        max_base_lag=0 if strict else rng.choice((None, None, 0, 1, 4)),
+        max_base_lag=max_base_lag,
         pipeline=rng.randint(0, 4),
         min_round_interval_ms=rng.choice((0, 0, 500)),
         sync_interval_steps=rng.choice((0.0, 24.0)),
-        quorum_timeout_s=rng.choice((15, 60, 60)),
+        quorum_timeout_s=timeout,
         final_ack_timeout_s=rng.choice((None, 40, 150)),
         checkpoint_path="state.ckpt" if path else None,
         checkpoint_every=every,
@@ -57,6 +62,13 @@ def random_config(rng: Random) -> Config:
         island_lease_s=rng.choice((0.0, 0.0, 40.0)),
         learner_weight=rng.choice(("equal", "tokens2-over-steps")),
         shutdown_timeout_s=rng.choice((5.0, 100.0)),
+        fold="on-arrival" if on_arrival else "at-close",
+        late_carry=carry,
+        max_carry_lag=rng.randint(1, 4) if carry else 2,
+        carry_decay=rng.choice((1.0, 0.5)) if carry else 1.0,
+        carry_answers_round=carry and rng.random() < 0.5,
+        quorum_capacity=capacity,
+        soft_deadline_s=None if capacity is None else rng.choice((None, 0.5 * timeout)),
         event_tape="tape.jsonl",
     )
     assert made.validate() == [], made.validate()
@@ -125,13 +137,14 @@ class World:
         """Start the syncer process, from the last durable checkpoint if there is one."""
         self.starts += 1
         self._note(f"syncer starts from {None if self.disk is None else self.disk.global_step}")
-        self.watcher = Watcher(self.config, self.disk)
+        self.watcher = Watcher(self.config, self.layout.num_fragments, self.disk)
         self.driver = Driver(
             self.config,
             self.disk,
             hold_deliveries=True,
             hold_saves=True,
             hold_merges=True,
+            hold_folds=True,
             watch=self.watcher.effect,
         )
         self.driver.spy = self.watcher.event
@@ -167,6 +180,7 @@ class World:
         for key, finish in (
             (driver.saving or driver.background, self._end_save),
             (driver.merging, self._end_merge),
+            (driver.folding[0] if driver.folding else None, self._end_fold),
         ):
             if key is not None and id(key) not in self._in_flight:
                 self._in_flight.add(id(key))
@@ -188,6 +202,11 @@ class World:
         if driver is self.driver and driver.merging is job:
             self._in_flight.discard(id(job))
             driver.finish_merge(finite=self.calm or self.rng.random() > 0.1 * self.hostility)
+
+    def _end_fold(self, driver: Driver, job: object) -> None:
+        if driver is self.driver and driver.folding and driver.folding[0] is job:
+            self._in_flight.discard(id(job))
+            driver.finish_fold()
 
     def _fault(self) -> None:
         """A fault of the syncer process itself, now and then."""
@@ -307,7 +326,8 @@ class World:
             version,
             learner.local_step,
             self.rng.randint(1, 9),
-            self.rng.randint(0, 99),
+            # Without a weight an answer is not folded, and then nothing shows that it was merged.
+            self.rng.randint(0 if self.config.fold == "at-close" else 1, 99),
             np.array([self._number, 1.0], np.float32).tobytes(),
         )
         peer.driver.feed(Received(peer.conn, peer.link, push))

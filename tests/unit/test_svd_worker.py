@@ -141,6 +141,19 @@ def test_a_decomposition_that_fails_is_answered(error: Exception) -> None:
 
 
 @pytest.mark.rule("iso_worker.result.finite")
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        pytest.param(np.full((50, 40), 3e38, np.float32), id="the largest"),
+        pytest.param(np.eye(4, dtype=np.float32) * np.float32(1e38), id="their sum"),
+    ],
+)
+def test_singular_values_that_overflow_do_not_end_as_zeros(matrix: F32) -> None:
+    code, [(header, _)] = exchange(request(matrix))
+    assert (code, header.code) == (0, Status.NON_FINITE_OUTPUT)
+
+
+@pytest.mark.rule("iso_worker.result.finite")
 def test_a_result_that_overflows_is_answered() -> None:
     huge = np.full((1, 2), 3e38, np.float32)
     code, [(header, text)] = exchange(request(huge), doubled)

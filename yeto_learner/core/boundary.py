@@ -75,6 +75,17 @@ class FragmentState:
             self.spent_step = None
 
 
+def _spent_for_nothing(spent_step: int | None, version: int, step: int) -> bool:
+    """Whether the push that spent the anchor answered a step that the anchor holds already, and this pull asks
+    for a later one.
+
+    A syncer that asked again shortly before it merged makes a learner do that, where the repeated PULL comes
+    after the broadcast of its own merge.  Such a push is never merged, and without this exception the learner
+    would wait for a broadcast that waits for the learner.
+    """
+    return spent_step is not None and spent_step <= version < step
+
+
 @dataclass(slots=True)
 class Boundary:
     """Counters, versions and pending pulls of a learner.
@@ -198,6 +209,7 @@ class Boundary:
             state.anchor is AnchorState.SPENT
             and not self.reuse_anchor
             and state.spent_step != pull.global_step
+            and not _spent_for_nothing(state.spent_step, state.version, pull.global_step)
         ):
             return None
         c_tokens = self.tokens - state.tokens_at_reset

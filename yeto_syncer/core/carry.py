@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from yeto_syncer.core.config import Config
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class Closed:
     """A round that takes no answers any more, under the names of the spec's context `round`.
 
-    `members` are those that have not answered; each leaves when its late delta is here.
+    `members` are those that have not answered; each leaves when its late delta is here. `base_version` is the
+    newest version that a late delta may start from: a member may have got it before it answered.
     """
 
     global_step: int
@@ -83,11 +84,14 @@ class LateCarry:
             self._waiting[round_.fragment_id] = kept
         return [late for late in waiting if late.step == round_.global_step]
 
-    def own_round(self, link: Link, push: PushFragment) -> Closed | None:
-        """The closed round that misses a delta of this generation, while a later one may still take it."""
+    def own_round(self, link: Link, push: PushFragment, version: int) -> Closed | None:
+        """The closed round that misses a delta of this generation, while a later one may still take it.
+
+        `version` is what the fragment has come to meanwhile.
+        """
         for each in self._closed.get(push.fragment_id, ()):
-            if each.global_step == push.global_step:
-                return each if link in each.members else None
+            if each.global_step == push.global_step and link in each.members:
+                return replace(each, base_version=version)
         return None
 
     def next_step(self, fragment_id: int) -> int:

@@ -116,6 +116,13 @@ class Config:
         return self.participants if self.min_start_learners is None else self.min_start_learners
 
     @property
+    def first_cut(self) -> int:
+        """How many learners must have the initial cut before the first launch (D17): a quorum of them. Nobody
+        has been measured then, so each has the same part of a capacity quorum."""
+        share = 0 if self.quorum_capacity is None else math.ceil(self.quorum_capacity * self.start_learners)
+        return min(max(self.quorum, share), self.participants)
+
+    @property
     def per_round_checkpoint(self) -> bool:
         """True when each checkpoint must be durable before its broadcast."""
         return self.checkpoint_path is not None and self.checkpoint_every == 1

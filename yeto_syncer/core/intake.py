@@ -104,10 +104,10 @@ class Intake:
     # -- late pushes -----------------------------------------------------------------------------------------
 
     def _late(self, now: float, group: Group, push: PushFragment) -> None:
-        """No round gathers this push. With late carry it joins the next one of its fragment, if its own would
-        have taken it."""
+        """No round gathers this push. With late carry it joins the next one of its fragment, if its own was
+        missing it."""
         link = group.link
-        closed = self._carry.own_round(link, push)
+        closed = self._carry.own_round(link, push, self._model.version(push.fragment_id))
         if closed is None:
             self._reject(OutOfRound(rule="push_fragment.global_step.round"), link, push)
             return

@@ -60,7 +60,7 @@ class Scheduler:
         self._launching = True
         # Learners that got a whole cut; the first launch waits for enough of them (D17).
         self._cut_holders: set[int] = set()
-        self._cut_needed = min(config.quorum, config.participants)
+        self._cut_needed = config.first_cut
 
     @property
     def idle(self) -> bool:

@@ -25,6 +25,9 @@ LINGER_S = 2.0
 """How long a socket stays open after its last frame, so that the peer can read that frame. Closing earlier,
 with unread bytes of the peer in the receive buffer, would make the kernel discard it."""
 
+RETIRE_S = 0.5
+"""How long a data socket stays open after an ERROR about it went out on the control stream."""
+
 SCRATCH = memoryview(bytearray(1 << 16))
 """Where the bytes of a peer that we no longer listen to go."""
 
@@ -201,7 +204,7 @@ class Connection:
         """Hear and say nothing more, and close when the peer had time to read what it is told elsewhere."""
         if self.is_over:
             return
-        self.part(Stream(), finish=False)
+        self.part(Stream(), linger=RETIRE_S, finish=False)
 
     def _send_last(self) -> None:
         last = self._last

@@ -178,7 +178,8 @@ class Child:
             view = view[count:]
 
     def _wait(self, file: int, event: int, deadline: Deadline) -> None:
-        if not select_one(file, event, deadline.left()):
+        left = deadline.left()
+        if left <= 0 or not select_one(file, event, left):
             raise WorkerError(deadline.passed)
 
     # -- the end ---------------------------------------------------------------------------------------------

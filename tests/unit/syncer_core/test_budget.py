@@ -111,6 +111,7 @@ def test_a_step_that_is_being_saved_is_shown_before_the_cutoff() -> None:
 
 
 @pytest.mark.rule("budget_done.exact_local_steps.mode")
+@pytest.mark.rule("syncer.budget.outside")
 def test_outside_budget_mode_it_is_an_error_of_that_connection() -> None:
     run, peers = training(config=config())
     report(peers[1])
@@ -119,6 +120,7 @@ def test_outside_budget_mode_it_is_an_error_of_that_connection() -> None:
 
 
 @pytest.mark.rule("budget_done.exact_local_steps.target")
+@pytest.mark.rule("syncer.budget.ends_run")
 def test_a_wrong_count_ends_the_run() -> None:
     run, peers = benchmark()
     report(peers[1], BUDGET - 1)
@@ -127,6 +129,7 @@ def test_a_wrong_count_ends_the_run() -> None:
 
 
 @pytest.mark.rule("budget_done.exact_local_steps.once")
+@pytest.mark.rule("syncer.budget.ends_run")
 def test_a_second_report_ends_the_run() -> None:
     run, peers = benchmark()
     report(peers[1])

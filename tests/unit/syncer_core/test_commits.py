@@ -77,6 +77,7 @@ def test_the_real_merge_fits_the_job() -> None:
     assert run.tape()[0]["gnorm"] == pytest.approx(float(np.hypot(0.5, 0.5)))
 
 
+@pytest.mark.rule("syncer.order.contiguous")
 def test_later_rounds_wait_for_the_earlier_one() -> None:
     run, peers = training(config=config(pipeline=3))
     pulls = [peer.pulls() for peer in peers]
@@ -91,6 +92,7 @@ def test_later_rounds_wait_for_the_earlier_one() -> None:
     assert [record["step"] for record in run.tape()] == [1, 2, 3]
 
 
+@pytest.mark.rule("syncer.order.contiguous")
 def test_one_merge_at_a_time() -> None:
     run, peers = training(config=config(pipeline=3), hold_merges=True)
     play(peers)
@@ -107,6 +109,7 @@ def test_a_fragment_is_busy_until_its_commit() -> None:
     assert [pull.fragment_id for pull in peers[0].pulls()] == [0]
 
 
+@pytest.mark.rule("syncer.order.contiguous")
 def test_broadcast_then_tape_and_no_broadcast_of_the_last_step() -> None:
     run, peers = training(config=config(total_steps=2))
     start = len(run.performed)
@@ -127,6 +130,7 @@ def test_a_failed_merge_ends_the_run_without_a_trace() -> None:
 # -- non-finite merges ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("round.merge.finite")
 def test_a_merge_that_is_not_finite_refuses_all_answers_and_tries_again() -> None:
     run, peers = training(config=config(), hold_merges=True)
     play(peers)
@@ -144,6 +148,7 @@ def test_a_merge_that_is_not_finite_refuses_all_answers_and_tries_again() -> Non
     assert run.tape()[0]["attempt"] == 2
 
 
+@pytest.mark.rule("round.merge.finite")
 def test_three_in_a_row_on_one_fragment_end_the_run() -> None:
     run, peers = training(config=config(), hold_merges=True)
     for attempt in (1, 2, 3):

@@ -80,6 +80,7 @@ def test_terminal_checkpoint_marker_final_state_then_the_cut() -> None:
     assert [values.tolist() for values in state.fragments] == [[7.0, 7.0], [4.0, 4.0], [4.0, 4.0]]
 
 
+@pytest.mark.rule("syncer.final.cut")
 def test_every_fragment_then_the_manifest() -> None:
     _, peers = finalizing()
     for peer in peers:
@@ -89,6 +90,7 @@ def test_every_fragment_then_the_manifest() -> None:
         assert manifest.expected_versions == (4, 2, 3)
 
 
+@pytest.mark.rule("syncer.final.cut")
 def test_the_manifest_follows_when_the_whole_cut_has_left() -> None:
     run, peers = finalizing(hold_deliveries=True)
     assert not manifests(peers[0])
@@ -97,6 +99,7 @@ def test_the_manifest_follows_when_the_whole_cut_has_left() -> None:
     assert not manifests(peers[1])
 
 
+@pytest.mark.rule("syncer.final.shutdown")
 def test_shutdown_after_all_acks_and_exit_0() -> None:
     run, peers = finalizing()
     for peer in peers[:2]:
@@ -173,6 +176,7 @@ def test_budget_done_outside_budget_mode_ends_that_connection_only() -> None:
 # -- reconnects ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("syncer.final.reconnect")
 def test_a_reconnect_before_the_ack_gets_the_cut_again() -> None:
     run, peers = finalizing()
     peers[0].ack(), peers[1].ack()
@@ -185,6 +189,8 @@ def test_a_reconnect_before_the_ack_gets_the_cut_again() -> None:
     assert shut_down(back) and shut_down(peers[0])
 
 
+@pytest.mark.rule("syncer.final.permanent")
+@pytest.mark.rule("syncer.final.shutdown")
 def test_an_accepted_ack_survives_the_disconnect() -> None:
     run, peers = finalizing()
     peers[0].ack()
@@ -209,6 +215,7 @@ def test_several_generations_of_a_learner_may_be_eligible() -> None:
     assert shut_down(peers[0]) and not shut_down(new)
 
 
+@pytest.mark.rule("syncer.final.frozen")
 def test_learners_that_were_gone_at_the_freeze_are_not_waited_for() -> None:
     run, peers = training(config=config(total_steps=1, grace_ms=0))
     peers[2].close()
@@ -220,6 +227,7 @@ def test_learners_that_were_gone_at_the_freeze_are_not_waited_for() -> None:
     assert run.exit is not None and run.exit.code == 0
 
 
+@pytest.mark.rule("syncer.final.frozen")
 def test_nobody_at_the_freeze_is_a_failure() -> None:
     run, peers = training(config=config(total_steps=1, grace_ms=5000, **MARKED))
     peers[0].answer(), peers[1].answer()
@@ -233,6 +241,7 @@ def test_nobody_at_the_freeze_is_a_failure() -> None:
 # -- bounded waits -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("syncer.final.timeout")
 def test_a_missing_ack_fails_after_a_bounded_wait_and_names_the_ids() -> None:
     run, peers = finalizing(**MARKED)
     peers[1].ack()
@@ -333,6 +342,7 @@ def with_observer(**settings: Any) -> tuple[Driver, list[Peer], Peer]:
     return run, peers, observer
 
 
+@pytest.mark.rule("syncer.observers.apart")
 def test_an_observer_gets_the_cut_and_need_not_ack() -> None:
     run, peers, observer = with_observer()
     play(peers)

@@ -19,6 +19,7 @@ def rejected(run: Driver) -> list[object]:
 # -- catch-up ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("syncer.catch_up.sent")
 def test_a_new_generation_gets_every_fragment_at_its_version() -> None:
     run, peers = training(config=config())
     for _ in range(2):
@@ -30,6 +31,7 @@ def test_a_new_generation_gets_every_fragment_at_its_version() -> None:
     assert cut.links == (back.link,)
 
 
+@pytest.mark.rule("syncer.capture.catch_up")
 def test_a_member_whose_catch_up_has_not_left_is_not_captured() -> None:
     run, peers = training(config=config(learners=2), hold_deliveries=True)
     peers[1].close()
@@ -44,6 +46,7 @@ def test_a_member_whose_catch_up_has_not_left_is_not_captured() -> None:
     assert [pull.global_step for pull in back.pulls()] == [2], "it joins the open round"
 
 
+@pytest.mark.rule("syncer.capture.catch_up")
 def test_a_superseded_catch_up_makes_nobody_ready() -> None:
     run, peers = training(config=config(learners=2), hold_deliveries=True)
     peers[1].close()
@@ -57,6 +60,7 @@ def test_a_superseded_catch_up_makes_nobody_ready() -> None:
 # -- rebind --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("syncer.round.rebind")
 def test_a_returned_learner_takes_its_slot_over() -> None:
     run, peers = training(config=config(quorum=3))
     run.wait(5.0)
@@ -77,6 +81,7 @@ def test_a_returned_learner_takes_its_slot_over() -> None:
     assert run.tape("rebound") == [{"event": "rebound", "id": 1, "generation": 50, "step": 1, "attempt": 1}]
 
 
+@pytest.mark.rule("syncer.round.rebind")
 def test_the_rebound_pull_follows_the_catch_up() -> None:
     run, peers = training(config=config(quorum=3), hold_deliveries=True)
     peers[1].close()
@@ -86,6 +91,7 @@ def test_the_rebound_pull_follows_the_catch_up() -> None:
     assert len(back.pulls()) == 1
 
 
+@pytest.mark.rule("syncer.round.rebind")
 def test_a_rebind_moves_no_deadline() -> None:
     run, peers = training(config=config(quorum=3, quorum_timeout_s=60))
     run.wait(59.0)
@@ -95,6 +101,7 @@ def test_a_rebind_moves_no_deadline() -> None:
     assert [record["attempt"] for record in run.tape("attempt_discarded")] == [1]
 
 
+@pytest.mark.rule("syncer.capture.frozen")
 def test_a_live_captured_generation_keeps_its_slot() -> None:
     run, peers = training(config=config(quorum=3))
     new = Peer(run, 1, 50)
@@ -106,6 +113,7 @@ def test_a_live_captured_generation_keeps_its_slot() -> None:
     assert not peers[1].pulls()
 
 
+@pytest.mark.rule("syncer.generation.supersedes")
 def test_the_late_disconnect_of_the_old_generation_rebinds_to_the_new_one() -> None:
     run, peers = training(config=config(quorum=3))
     new = Peer(run, 1, 50)
@@ -136,6 +144,7 @@ def test_a_superseded_generation_never_rebinds_backwards() -> None:
     assert not rejected(run)
 
 
+@pytest.mark.rule("syncer.generation.supersedes")
 def test_the_old_generation_can_still_finish_what_captured_it() -> None:
     run, peers = training(config=config(quorum=3))
     old_pull = peers[0].pulls()[0]
@@ -145,6 +154,7 @@ def test_the_old_generation_can_still_finish_what_captured_it() -> None:
     assert run.tape()[0]["responded"] == [0, 1, 2]
 
 
+@pytest.mark.rule("syncer.generation.supersedes")
 def test_heartbeats_of_a_superseded_generation_feed_nothing() -> None:
     run, peers = training(config=config(grace_ms=60_000, learners=2, quorum=1))
     Peer(run, 0, 50)
@@ -159,6 +169,7 @@ def test_heartbeats_of_a_superseded_generation_feed_nothing() -> None:
 # -- late joiners --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("syncer.late_joiner.joins")
 def test_a_late_joiner_is_pulled_into_every_open_round() -> None:
     run, peers = training(peers=2, config=config(min_start_learners=2, pipeline=2, grace_ms=9000))
     run.wait(3.0)
@@ -171,6 +182,7 @@ def test_a_late_joiner_is_pulled_into_every_open_round() -> None:
     assert (record["expected"], record["responded"], record["quorum"]) == ([0, 1, 2], [0, 1, 2], 2)
 
 
+@pytest.mark.rule("syncer.late_joiner.joins")
 def test_a_late_joiner_is_one_more_that_all_answered_waits_for() -> None:
     run, peers = training(peers=2, config=config(min_start_learners=2, grace_ms=9000))
     peers[0].answer()
@@ -182,6 +194,7 @@ def test_a_late_joiner_is_one_more_that_all_answered_waits_for() -> None:
     assert run.tape()[0]["responded"] == [0, 1, 2]
 
 
+@pytest.mark.rule("syncer.late_joiner.joins")
 def test_a_join_inside_the_grace_window_keeps_its_deadline() -> None:
     run, peers = training(config=config(grace_ms=4000, min_start_learners=3, learners=4))
     peers[0].answer(), peers[1].answer()
@@ -199,6 +212,7 @@ def test_a_complete_round_is_not_joined() -> None:
     assert not late.pulls()
 
 
+@pytest.mark.rule("syncer.late_joiner.base")
 def test_a_round_from_another_version_than_the_catch_up_is_not_joined() -> None:
     run, peers = training(
         peers=2, config=config(min_start_learners=2, pipeline=3, total_steps=20), hold_deliveries=True
@@ -211,6 +225,7 @@ def test_a_round_from_another_version_than_the_catch_up_is_not_joined() -> None:
     assert [pull.global_step for pull in late.pulls()] == [2, 3]
 
 
+@pytest.mark.rule("syncer.late_joiner.joins")
 def test_a_slot_of_the_same_learner_is_not_joined_a_second_time() -> None:
     run, peers = training(config=config(quorum=3))
     peers[1].answer()
@@ -220,6 +235,7 @@ def test_a_slot_of_the_same_learner_is_not_joined_a_second_time() -> None:
     assert rejected(run) == ["UnexpectedMember"]
 
 
+@pytest.mark.rule("syncer.observers.apart")
 def test_an_observer_joins_nothing() -> None:
     run, _ = training(peers=2, config=config(observers=(2,)))
     observer = Peer(run, 2, 50)
@@ -232,6 +248,7 @@ def test_an_observer_joins_nothing() -> None:
 # -- leaving -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("syncer.answer.kept")
 def test_a_disconnect_neither_erases_an_answer_nor_blocks_the_round_for_ever() -> None:
     run, peers = training(config=config(grace_ms=1000))
     peers[0].answer()
@@ -273,6 +290,7 @@ def test_without_a_lease_silence_is_allowed() -> None:
     assert all(peer.connected for peer in peers)
 
 
+@pytest.mark.rule("syncer.lease.expiry")
 def test_a_silent_learner_loses_its_lease() -> None:
     run, peers = training(config=config(island_lease_s=2.0, quorum_timeout_s=900))
     for _ in range(4):
@@ -285,6 +303,8 @@ def test_a_silent_learner_loses_its_lease() -> None:
     assert len(back.pulls()) == 1, "it joins again and takes its slot over"
 
 
+@pytest.mark.rule("syncer.lease.expiry")
+@pytest.mark.rule("syncer.heartbeat.repeated")
 def test_any_message_renews_the_lease_and_answers_stay() -> None:
     run, peers = training(
         config=config(island_lease_s=2.0, learners=2, grace_ms=60_000, quorum_timeout_s=900)

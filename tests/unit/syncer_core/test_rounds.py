@@ -43,6 +43,7 @@ def test_the_depth_is_bounded_by_the_fragments(pipeline: int, depth: int) -> Non
     ]
 
 
+@pytest.mark.rule("syncer.quorum.frozen")
 def test_k_is_frozen_from_the_captured_members() -> None:
     run, peers = training(config=config(quorum=3))
     peers[1].close()
@@ -123,6 +124,7 @@ def test_a_heartbeat_of_another_learner_ends_the_connection() -> None:
 @pytest.mark.rule("push_fragment.global_step.round")
 @pytest.mark.rule("push_fragment.round_attempt.round")
 @pytest.mark.rule("push_fragment.base_version.must")
+@pytest.mark.rule("syncer.push.slot_open")
 def test_a_rejected_push_keeps_its_slot_open(pull: PullReq, changes: dict[str, Any], reason: str) -> None:
     run, peers = training(config=config())
     peers[0].push(pull, **changes)
@@ -134,6 +136,7 @@ def test_a_rejected_push_keeps_its_slot_open(pull: PullReq, changes: dict[str, A
 
 
 @pytest.mark.rule("push_fragment.round_attempt.member")
+@pytest.mark.rule("syncer.capture.frozen")
 def test_a_generation_that_was_not_captured_may_not_answer() -> None:
     run, peers = training(config=config())
     new = Peer(run, 0, 99)
@@ -145,6 +148,7 @@ def test_a_generation_that_was_not_captured_may_not_answer() -> None:
 
 
 @pytest.mark.rule("push_fragment.base_version.lag")
+@pytest.mark.rule("syncer.push.slot_open")
 def test_a_base_beyond_the_lag_is_stale_and_the_slot_stays_open() -> None:
     run, peers = training(config=config(max_base_lag=3))
     for _ in range(6):  # steps 1..6: fragment 0 is at version 4
@@ -273,6 +277,7 @@ def test_after_the_quorum_only_the_grace_window_counts() -> None:
     assert run.tape()[0]["attempt"] == 1
 
 
+@pytest.mark.rule("syncer.heartbeat.repeated")
 def test_the_window_adapts_to_the_slowest_captured_member() -> None:
     """gamma 0.5, tau 2, a step of 4 s, quorum after 4 s, no commit yet: 0.5 * (8 - 4 - 0) = 2 s."""
     run, peers = training(config=config(grace_ms=60_000, grace_gamma=0.5, grace_tau=2.0))
@@ -333,6 +338,7 @@ def test_a_reconnect_starts_with_a_blank_estimate() -> None:
 # -- retry ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("syncer.retry.members")
 def test_below_k_at_the_deadline_a_new_attempt_discards_the_answers() -> None:
     run, peers = training(config=config(quorum_timeout_s=60))
     stale = peers[0].pulls()[0]
@@ -362,6 +368,8 @@ def test_every_attempt_has_the_full_time() -> None:
     assert [record["attempt"] for record in run.tape("attempt_discarded")] == [1, 2, 3, 4]
 
 
+@pytest.mark.rule("syncer.retry.members")
+@pytest.mark.rule("syncer.quorum.frozen")
 def test_a_retry_captures_whoever_is_there_also_below_the_quorum() -> None:
     run, peers = training(config=config(quorum=3))
     peers[0].close()
@@ -374,6 +382,7 @@ def test_a_retry_captures_whoever_is_there_also_below_the_quorum() -> None:
     assert (record["attempt"], record["quorum"], record["expected"]) == (2, 2, [1, 2])
 
 
+@pytest.mark.rule("syncer.retry.members")
 def test_with_nobody_connected_the_attempt_and_its_answers_are_kept() -> None:
     run, peers = training(config=config())
     peers[0].answer()
@@ -392,6 +401,7 @@ def test_with_nobody_connected_the_attempt_and_its_answers_are_kept() -> None:
     ]
 
 
+@pytest.mark.rule("syncer.retry.members")
 def test_the_kept_attempt_is_looked_at_every_second() -> None:
     """A stranger returns who cannot complete the kept attempt: within a second a new one captures it."""
     run, peers = training(config=config(quorum=3))

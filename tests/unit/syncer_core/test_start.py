@@ -24,6 +24,7 @@ def test_only_learner_0_may_initialize() -> None:
     assert run.core.phase is Phase.WAITING
 
 
+@pytest.mark.rule("syncer.init.first")
 def test_the_first_init_of_a_fragment_wins() -> None:
     run = Driver(config(learners=1, quorum=1))
     zero = Peer(run, 0, 1)
@@ -34,6 +35,7 @@ def test_the_first_init_of_a_fragment_wins() -> None:
     assert [each.version for each in cut.fragments] == [0, 0, 0]
 
 
+@pytest.mark.rule("syncer.init.first")
 def test_init_in_any_order_completed_by_a_later_generation() -> None:
     run = Driver(config(learners=1, quorum=1))
     old = Peer(run, 0, 1)
@@ -46,6 +48,7 @@ def test_init_in_any_order_completed_by_a_later_generation() -> None:
     assert float(run.of(Deliver)[0].fragments[2].params[0]) == 7.0
 
 
+@pytest.mark.rule("syncer.init.superseded")
 def test_init_of_a_superseded_generation_is_dropped() -> None:
     run = Driver(config(learners=1, quorum=1))
     old, new = Peer(run, 0, 1), Peer(run, 0, 2)
@@ -68,6 +71,7 @@ def test_the_state_is_not_shared_with_a_writable_array() -> None:
     assert not any(each.params.flags.writeable for each in run.of(Deliver)[0].fragments)
 
 
+@pytest.mark.rule("syncer.start.learners")
 def test_training_waits_for_all_learners_and_all_fragments() -> None:
     run = Driver(config())
     zero, _one = Peer(run, 0, 1), Peer(run, 1, 1)
@@ -88,6 +92,7 @@ def test_a_learner_that_left_before_the_start_is_waited_for() -> None:
     assert run.core.phase is Phase.TRAINING
 
 
+@pytest.mark.rule("syncer.start.learners")
 def test_min_start_learners_starts_with_fewer() -> None:
     run = Driver(config(min_start_learners=2))
     zero = Peer(run, 0, 1)
@@ -98,6 +103,7 @@ def test_min_start_learners_starts_with_fewer() -> None:
     assert zero.pulls() and one.pulls()
 
 
+@pytest.mark.rule("syncer.observers.apart")
 def test_observers_are_not_waited_for_and_never_captured() -> None:
     run = Driver(config(observers=(2,)))
     zero, one = Peer(run, 0, 1), Peer(run, 1, 1)
@@ -119,6 +125,7 @@ def test_the_initial_cut_goes_to_everybody_once_and_before_any_pull() -> None:
     assert len(run.of(Deliver)) == 1
 
 
+@pytest.mark.rule("syncer.start.learners")
 def test_the_first_launch_waits_until_the_cut_has_left_to_a_quorum() -> None:
     run = Driver(config(learners=3, quorum=2), hold_deliveries=True)
     peers = [Peer(run, learner, 1) for learner in range(3)]

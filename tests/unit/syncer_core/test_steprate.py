@@ -32,6 +32,7 @@ def test_the_first_sample_is_taken_as_it_is_and_later_ones_are_averaged() -> Non
     assert rate.seconds == 0.5 * 4.0 + 0.5 * 2.0
 
 
+@pytest.mark.rule("syncer.heartbeat.repeated")
 def test_a_repeated_step_does_not_shorten_the_next_sample() -> None:
     rate = StepRate()
     rate.report(0.0, 5)
