@@ -71,4 +71,4 @@ coverage: $(VENV)/.dev ## Branch coverage of yeto_proto, and the table of spec r
 	@$(BIN)/python -m codegen --coverage
 
 clean: ## Remove what the targets wrote, the virtual environment included
-	@rm -rf build dist $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf build dist $(VENV) *.egg-info .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -19,6 +19,7 @@ import yaml
 from codegen.faults import SpecFault, Where
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*(_[0-9]+)*)\Z")
+_DIGITS = 1000  # more than any number of a protocol has, and fewer than Python refuses to read
 _HEX = re.compile(r"0x[0-9A-Fa-f]+(_[0-9A-Fa-f]+)*\Z")
 _FLOAT = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-]?[0-9]+)?\Z")
 # What YAML 1.1, YAML 1.2 or a reader in a hurry takes for a number, a truth value, a date or nothing at all.
@@ -192,6 +193,8 @@ def _scalar(text: str, where: Where, plain: bool) -> Leaf:
     if text in ("true", "false"):
         return Leaf(text == "true", where)
     if _INTEGER.match(text):
+        if len(text) > _DIGITS:
+            raise SpecFault(where, "", f"an integer of more than {_DIGITS} digits; quote it if it is text")
         return Leaf(int(text), where)
     if _HEX.match(text):
         return Leaf(int(text, 16), where)

@@ -57,6 +57,9 @@ class Builder:
         for scalar in self.types.scalars:
             if scalar.name not in FORMATS and scalar.name != "digest":
                 raise SpecFault(scalar.where, scalar.name, "is not a scalar that the generator knows")
+        for enum in self.types.enums:
+            if enum.type not in self.scalars or enum.type not in FORMATS:
+                raise SpecFault(enum.where, enum.name, f"there is no integer type {enum.type}")
         for size in self.types.sizes:
             self._check_size(size)
 
@@ -66,6 +69,8 @@ class Builder:
         if size.choose is not None:
             if size.choose not in size.args:
                 raise SpecFault(size.where, "choose", f"{size.choose} is not one of the arguments")
+            if "Dtype" not in self.enums:
+                raise SpecFault(size.where, "cases", "there is no type Dtype to choose by")
             names = {value.name for value in self.enums["Dtype"].values}
             if set(size.cases) != names:
                 raise SpecFault(size.where, "cases", f"must be exactly {', '.join(sorted(names))}")
@@ -80,9 +85,7 @@ class Builder:
         return int(expr.evaluate(lambda name: numel if name == "numel" else self.numbers.get(name)))
 
     def frame(self, text: FrameText) -> Frame:
-        """Resolve one frame: fields with sizes and offsets, and all rules in the order in which they are
-        judged.
-        """
+        """Resolve one frame: fields with sizes and offsets, and all rules in the order of judgement."""
         if not _CONSTANT.match(text.frame):
             raise SpecFault(text.where, "frame", "a frame is named in capitals")
         slug = text.frame.lower()

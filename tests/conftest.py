@@ -16,5 +16,5 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 SLOW_DATA = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 settings.register_profile("default", max_examples=50, deadline=None, suppress_health_check=SLOW_DATA)
-settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=SLOW_DATA)
+settings.register_profile("deep", max_examples=400, deadline=None, suppress_health_check=SLOW_DATA)
 settings.load_profile(os.environ.get("YETO_HYPOTHESIS_PROFILE", "default"))

@@ -1,8 +1,19 @@
-"""`python -m yeto_learner`: the same as the `yeto-learner` command."""
+"""`yeto-learner`, also as `python -m yeto_learner`."""
+
+from __future__ import annotations
 
 import sys
 
-from yeto_learner.cli import main
+from yeto_learner.early import leave_at_once
+
+
+def main() -> int:
+    """The exit code. The command itself is loaded when a signal can no longer show up as a traceback."""
+    leave_at_once()
+    from yeto_learner import cli
+
+    return cli.main()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -135,8 +135,9 @@ class TlsChannel(Channel):
 def dial(
     address: Address, timeout: float, tls: ssl.SSLContext | None, cancelled: Callable[[], bool]
 ) -> Channel:
-    """Connect within `timeout` seconds.  Raises OSError; ConnectionAbortedError soon after `cancelled()` is
-    true.
+    """Connect within `timeout` seconds.
+
+    Raises OSError; ConnectionAbortedError soon after `cancelled()` is true.
     """
     waiting = _Waiting(timeout, cancelled)
     failure: OSError | None = None

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from yeto_learner.demo.signals import Interrupted, SignalGuard
 
@@ -88,9 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 case "demo":
                     return _demo(options, guard)
                 case "doctor":
-                    return _doctor(options)
+                    return _doctor(options, guard)
                 case _:
-                    return _layout(options)
+                    return _layout(options, guard)
     except Interrupted as interrupted:
         print(f"interrupted by {interrupted}", file=sys.stderr)
         return interrupted.exit_code
@@ -100,8 +100,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """An argument parser, of the command and of each of its subcommands, whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit 2, as for every mistake in the syntax of a command line."""
+        self.exit(2, f"error: {message}; command line; see {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="yeto-learner",
         description="The learner's side of Decoupled DiLoCo.",
         epilog=EXAMPLES,
@@ -162,7 +170,7 @@ def _doctor_flags(doctor: argparse.ArgumentParser) -> None:
 def _layout_flags(layout: argparse.ArgumentParser) -> None:
     add = layout.add_argument
     add("file", type=Path, help="layout metadata (JSON) or a safetensors file")
-    add("--fragments", type=int, default=4, metavar="P", help="for safetensors (default: %(default)s)")
+    add("--fragments", type=_natural, default=4, metavar="P", help="for safetensors (default: %(default)s)")
     add("--pattern", choices=("binpack", "strided"), default="binpack", help="default: %(default)s")
     add("--matrix-merge", choices=("rda", "iso"), default="rda", help="default: %(default)s")
     add("--avg-name-regex", metavar="REGEX", help="further tensors for the avg fragment")
@@ -175,13 +183,13 @@ def _demo(options: argparse.Namespace, guard: SignalGuard) -> int:
         return _fail(
             "torch is not installed", "--torch", "install yeto[torch], or leave --torch out to use numpy"
         )
+    # Before numpy is imported, and for the processes that the demo starts.
     for name in BLAS_THREADS:
-        os.environ.setdefault(
-            name, "1"
-        )  # before numpy is imported, and for the processes that the demo starts
-    from yeto_learner.demo.folder import DemoError, Folder
-    from yeto_learner.demo.outcome import run_demo
-    from yeto_learner.demo.settings import Settings
+        os.environ.setdefault(name, "1")
+    with guard.held():  # an exception in the middle of numpy's import comes out as something else
+        from yeto_learner.demo.folder import DemoError, Folder
+        from yeto_learner.demo.outcome import run_demo
+        from yeto_learner.demo.settings import Settings
 
     settings = Settings(seed=options.seed, backend="torch" if options.torch else "numpy")
     if options.quick:
@@ -192,13 +200,14 @@ def _demo(options: argparse.Namespace, guard: SignalGuard) -> int:
         return _fail(str(error))
 
 
-def _doctor(options: argparse.Namespace) -> int:
-    from yeto_learner.arguments import environment_key, parse_contract, parse_dtype, parse_hash
-    from yeto_learner.channel import parse_address
-    from yeto_learner.doctor import Patient, Verdict, examine
-    from yeto_learner.layout_command import read_layout
-    from yeto_proto.errors_base import YetoError
-    from yeto_proto.layout import Layout
+def _doctor(options: argparse.Namespace, guard: SignalGuard) -> int:
+    with guard.held():
+        from yeto_learner.arguments import environment_key, parse_contract, parse_dtype, parse_hash
+        from yeto_learner.channel import parse_address
+        from yeto_learner.doctor import Patient, Verdict, examine
+        from yeto_learner.layout_command import read_layout
+        from yeto_proto.errors_base import YetoError
+        from yeto_proto.layout import Layout
 
     if (options.layout is None) != (options.learner_id is None):
         return _fail("--layout and --learner-id go together", "command line", "give both or neither")
@@ -243,10 +252,11 @@ def _doctor(options: argparse.Namespace) -> int:
     return 0 if good else 1
 
 
-def _layout(options: argparse.Namespace) -> int:
-    from yeto_learner.layout_command import as_dict, describe, read_layout
-    from yeto_proto.errors_base import YetoError
-    from yeto_proto.layout import Layout, build_layout
+def _layout(options: argparse.Namespace, guard: SignalGuard) -> int:
+    with guard.held():
+        from yeto_learner.layout_command import as_dict, describe, read_layout
+        from yeto_proto.errors_base import YetoError
+        from yeto_proto.layout import Layout, build_layout
 
     where = str(options.file)
     try:
@@ -279,15 +289,22 @@ def _fail(*parts: str) -> int:
     return 1
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+
+
 def _natural(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is negative")
     return value
 
 
 def _port(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if not 0 <= value <= 65535:
         raise argparse.ArgumentTypeError(f"{value} is not a port: 0 to 65535")
     return value

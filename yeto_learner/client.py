@@ -153,8 +153,7 @@ class SyncerClient:
         self.close()
 
     def check_health(self) -> None:
-        """Raise if the client is over: the syncer refused it, a rule was broken, or the reconnects are used
-        up.
+        """Raise if the client is over: it was refused, a rule was broken, or no reconnects are left.
 
         Silent during an outage.  Raises SessionRejectedError for the refusals that have a metric, else
         RuntimeError `syncer connection failed: ...` with the ProtocolError as its cause.
@@ -187,11 +186,9 @@ class SyncerClient:
         return self._connection.traffic[1]
 
     def wait_for(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until `ready()` is true, judged after every change of this client; False when the time is
-        over.
+        """Wait until `ready()` is true, judged after every change of this client; False after `timeout`.
 
-        `ready` is called with the client's lock held, so it must be quick.  Raises what `check_health`
-        raises.
+        `ready` is called with the client's lock held, so it must be quick.  Raises like `check_health`.
         """
         connection = self._connection
         with self._changed:

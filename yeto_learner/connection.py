@@ -178,6 +178,7 @@ class Connection:
 
     def _dial_patiently(self) -> Channel:
         deadline = time.monotonic() + self._connect_timeout
+        told = False
         while True:
             left = deadline - time.monotonic()
             try:
@@ -186,6 +187,14 @@ class Connection:
                 raise  # trying again does not change a certificate
             except OSError as error:
                 left = deadline - time.monotonic()
+                if not told:  # once: a start that waits in silence looks like one that hangs
+                    told = True
+                    log.warning(
+                        "no syncer at %s yet (%s); trying for %.0f s more",
+                        _name(self.address),
+                        error,
+                        max(left, 0.0),
+                    )
                 if self.closed.wait(min(FIRST_DIAL_WAIT, max(left, 0.0))):
                     raise ConnectionAbortedError("the client was closed while it was connecting") from error
                 if left <= 0:

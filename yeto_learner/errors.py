@@ -31,10 +31,14 @@ class ProtocolError(RuntimeError):
 
 
 class SessionRejectedError(ProtocolError):
-    """The syncer sent an ERROR frame.  `text` is its text; `metric` names the known reasons, else None."""
+    """The syncer sent an ERROR frame.  `text` is its text; `metric` names the known reasons, else None.
+
+    As a string it is one line without control characters, whatever the syncer sent: it ends in terminals.
+    """
 
     def __init__(self, text: str, error: YetoError | None = None) -> None:
-        super().__init__(f"syncer rejected protocol session: {text}", error)
+        shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+        super().__init__(f"syncer rejected protocol session: {shown}", error)
         self.text = text
         self.metric = next((name for head, name in REJECTION_METRICS if text.startswith(head)), None)
 

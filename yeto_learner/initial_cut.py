@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Final
 
 from .client import SyncerClient
 from .core.boundary import Boundary
@@ -16,6 +17,8 @@ from .fragments import FragmentValues
 __all__ = ["InitialCut"]
 
 log = logging.getLogger(__name__)
+
+WAIT_NOTICE: Final = 5.0  # seconds of waiting after which the log says what is waited for
 
 
 class InitialCut:
@@ -48,6 +51,7 @@ class InitialCut:
         begun = time.monotonic()
         deadline = begun + self._timeout
         send_at = begun if self._probe is None else min(begun + self._probe, deadline)
+        told = False
         if self._timeout == 0:
             self._send_values(None)
             return
@@ -69,6 +73,14 @@ class InitialCut:
                     f"all learners of the launch run, and is learner 0 among them?"
                 )
             until = deadline if now >= send_at else min(deadline, send_at)
+            if not told and now >= begun + WAIT_NOTICE:
+                told = True
+                log.info(
+                    "waiting for the first broadcasts: the syncer begins when enough learners are there, "
+                    "learner 0 among them"
+                )
+            elif not told:
+                until = min(until, begun + WAIT_NOTICE)
             client.wait_for(self._news_or_due if may_send else self._news, until - now)
 
     def _news(self) -> bool:

@@ -165,8 +165,9 @@ class Body(Construct):  # type: ignore[misc]  # construct has no type hints
         self.parts = parts
 
     def read(self, data: Any, judge: Judge, session: Any) -> tuple[dict[str, Any], int]:
-        """All fields of a payload and the number of bytes they took; raises ShortInput and what `judge`
-        raises.
+        """All fields of a payload and the number of bytes they took.
+
+        Raises ShortInput and what `judge` raises.
         """
         values: dict[str, Any]
         values, used = self.parse(data, judge=judge, session=session)

@@ -6,6 +6,7 @@ reassembly buffer to receive into, and the bulk of the finished message is again
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator
 from itertools import count
 from types import SimpleNamespace
@@ -47,14 +48,18 @@ def cut(buffers: Iterable[Buffer], total: int, msg_id: int, preset: Preset = WIR
     """Yield CHUNK frames for an inner frame of `total` bytes that comes as any number of buffers.
 
     A buffer is asked for only when its first byte is due, so a caller may produce the bulk part by part.
-    Raises BadArgument when the buffers hold fewer or more bytes than `total`, in the latter case in place of
-    the last chunk.  Chunks that were sent before that belong to a message that can never be complete.
+    Raises BadArgument for a msg_id that is no u64, and when the buffers hold fewer or more bytes than
+    `total`, in the latter case in place of the last chunk.  Chunks that were sent before that belong to a
+    message that can never be complete.
     """
     source = iter(buffers)
     rest = memoryview(b"")
     for offset in range(0, total, preset.chunk_slice):
         left = min(preset.chunk_slice, total - offset)
-        head = CHUNK.headed.pack(MAGIC, FrameType.CHUNK, CHUNK_HEAD_BYTES + left, msg_id, total, offset)
+        try:
+            head = CHUNK.headed.pack(MAGIC, FrameType.CHUNK, CHUNK_HEAD_BYTES + left, msg_id, total, offset)
+        except struct.error as error:
+            raise BadArgument(frame="CHUNK", detail=f"cannot be encoded: {error}", seen=msg_id) from None
         frame: list[Buffer] = [head]
         while left:
             if not rest:
@@ -215,7 +220,7 @@ class Reassembler:
     def _partial(self, total: int) -> _Partial:
         try:
             buffer = np.empty(total + _PAD, np.uint8).data[_PAD:]
-        except MemoryError:
+        except (MemoryError, ValueError):  # the latter for more than an address can count
             detail = "there is no memory for a message of this size"
             raise _fault("total_len.limit", limit=self._total_limit, seen=total, detail=detail) from None
         blocks = None

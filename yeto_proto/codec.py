@@ -43,8 +43,7 @@ def parse_header(buffer: Buffer) -> tuple[int, int, int]:
 
 
 def encode(message: Message) -> list[Buffer]:
-    """The frame of a message as buffers to be sent in a row: header with fixed fields, then the bulk as it
-    is.
+    """The frame of a message as buffers to be sent in a row: header with fixed fields, then the bulk.
 
     The bulk is not copied and not joined. Raises BadArgument when a field does not fit its type; no other
     rule is judged, so that a test can send what must be refused.

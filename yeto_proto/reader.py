@@ -291,7 +291,7 @@ class FrameReader:
         if HEADER_BYTES + self._length > _SCRATCH:
             try:
                 buffer = np.empty(self._length, np.uint8).data
-            except MemoryError:
+            except (MemoryError, ValueError):  # the latter for more than an address can count
                 detail = "there is no memory for a payload of this size"
                 raise RULES["header.len.limit"].error_at(
                     offset=None, seen=self._length, detail=detail

@@ -1,10 +1,19 @@
-"""`python -m yeto_syncer` is the same as `yeto-syncer`."""
+"""`yeto-syncer`, also as `python -m yeto_syncer`."""
 
 from __future__ import annotations
 
 import sys
 
-from yeto_syncer.cli import main
+from yeto_syncer.early import leave_at_once
+
+
+def main() -> int:
+    """The exit code. The command itself is loaded when a signal can no longer show up as a traceback."""
+    leave_at_once()
+    from yeto_syncer import cli
+
+    return cli.main()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from yeto_syncer.core.config import Config, Problem
+from yeto_syncer.early import leave_at_once
 from yeto_syncer.shell.logs import complain
 from yeto_syncer.shell.resolve import BadValueError, Resolved, resolve, unknown_variables
 from yeto_syncer.shell.settings import SETTINGS, SWITCH, Kind, Setting
@@ -95,13 +96,9 @@ def _add(group: argparse._ArgumentGroup, setting: Setting) -> None:
         setting.flag,
         dest=setting.name,
         type=_typed(setting.kind),
-        metavar=_metavar(setting.kind),
+        metavar=setting.kind.name,
         help=text,
     )
-
-
-def _metavar(kind: Kind) -> str:
-    return kind.name.replace(" | ", "|") if "|" in kind.name else kind.name.upper()
 
 
 def _typed(kind: Kind) -> Any:
@@ -116,7 +113,7 @@ def _typed(kind: Kind) -> Any:
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Run the command; returns the exit code. `argv` and `environ` stand in for the process's own."""
-    _stop_quietly()
+    leave_at_once()
     environ = os.environ if environ is None else environ
     parser = build_parser()
     given = vars(parser.parse_args(argv))
@@ -143,11 +140,12 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         return _print(profile_hash(config).hex())
     from yeto_syncer.shell.run import serve
 
+    _stop_quietly()
     return serve(config, settings, environ, unknown_variables(environ))
 
 
 def _stop_quietly() -> None:
-    # Until the event loop takes over there is no state to lose: leave at once, with exit 0 (D22).
+    # Until the event loop takes over there is no state to lose, but files to close: exit 0 (D22).
     def leave(number: int, frame: object) -> None:
         raise SystemExit(0)
 

@@ -1,7 +1,8 @@
 """Run every benchmark of this folder, print one table and write build/bench.json.
 
-Each `bench_*.py` has `rows()`, which gives dicts with `work`, `value`, `unit`, `raw` (the raw limit, measured a
-moment before in the same process), `ratio` and `target` (or None). Nothing here passes or fails by the clock.
+Each `bench_*.py` has `rows()`, which gives dicts with `work`, `value`, `unit`, `raw` (the raw limit, measured
+a moment before in the same process), `ratio` and `target` (or None). Nothing here passes or fails by the
+clock.
 """
 
 from __future__ import annotations

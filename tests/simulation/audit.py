@@ -66,7 +66,8 @@ Handlers = dict[type, Callable[[Any], None]]
 class Part:
     """A part of the audit: what it does at an event, at an effect that was decided, at one that is performed.
 
-    Within one step of the coordinator the event comes first, then all decided effects in order, then `settle`.
+    Within one step of the coordinator the event comes first, then all decided effects in order, then
+    `settle`.
     """
 
     def events(self) -> Handlers:

@@ -1,4 +1,4 @@
-"""Checkpoints, marker, final state and tape of one process: written when they must be, seen only afterwards."""
+"""Checkpoints, marker, final state and tape of one process: written when they must be, seen afterwards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.simulation.audit import Context, Handlers, Part, require
-from tests.simulation.syncer_process import Disk
+from tests.simulation.syncer_parts import Disk
 from yeto_proto._generated.messages import PullReq
 from yeto_proto.files.model import Snapshot
 from yeto_syncer.core.effects import (
@@ -95,7 +95,9 @@ class Files(Part):
             if self._config.checkpoint_path is not None:
                 require(snapshot is not None, "a complete run left no checkpoint")
                 assert snapshot is not None
-                require(snapshot.global_step == self._config.total_steps, "the checkpoint is not the last step")
+                require(
+                    snapshot.global_step == self._config.total_steps, "the checkpoint is not the last step"
+                )
             if self._config.mark_final_checkpoint:
                 require(self._disk.marker == self._config.total_steps, "a complete run left no marker")
         elif effect.code == 1 and self._config.mark_final_checkpoint:

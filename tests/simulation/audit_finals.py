@@ -68,7 +68,9 @@ class Finals(Part):
     def _on_send(self, effect: Send) -> None:
         link = effect.link
         if isinstance(effect.message, FinalManifest):
-            require(self._outstanding.get(link) == set(), f"{link} gets the manifest before the whole cut left")
+            require(
+                self._outstanding.get(link) == set(), f"{link} gets the manifest before the whole cut left"
+            )
             self._eligible.add(link)
         elif isinstance(effect.message, Shutdown):
             require(not self._missing, f"SHUTDOWN while learners {self._missing} have not acknowledged")
@@ -80,7 +82,9 @@ class Finals(Part):
         """Once the last ACK is in, all live generations that sent one are let go."""
         if self._frozen is not None and not self._missing:
             waiting = {link for link in self._acked.values() if link in self._context.live}
-            require(waiting <= self._let_go or self._ended, f"{sorted(waiting - self._let_go)} are not let go")
+            require(
+                waiting <= self._let_go or self._ended, f"{sorted(waiting - self._let_go)} are not let go"
+            )
 
     _ended = False
 

@@ -21,7 +21,7 @@ from yeto_syncer.core.jobs import Link
 
 
 class Links(Part):
-    """Every socket goes where the machine leads, and who is current, live and caught up is known to the others."""
+    """Every socket goes where the machine leads. Keeps who is live, current and caught up, for the others."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -110,7 +110,8 @@ class Links(Part):
 
     def _on_refuse(self, effect: Refuse) -> None:
         late = isinstance(effect.error, HandshakeTimeout) or (
-            effect.conn != self._culprit and self._states[effect.conn] is LinkState.WAITING
+            effect.conn != self._culprit
+            and self._states[effect.conn] is LinkState.WAITING
             and "within" in effect.error.detail
         )
         self._take(effect.conn, LinkInput.TIMED_OUT if late else LinkInput.REFUSED)

@@ -62,9 +62,7 @@ class Attempt:
 class Rounds(Part):
     """Steps commit in order, each with exactly the answers that were accepted for it, each of them once."""
 
-    def __init__(
-        self, context: Context, num_fragments: int, resumed: Snapshot | None, works: Works
-    ) -> None:
+    def __init__(self, context: Context, num_fragments: int, resumed: Snapshot | None, works: Works) -> None:
         self._context = context
         self._config = context.config
         self._fragments = num_fragments
@@ -255,7 +253,9 @@ class Rounds(Part):
 
     def _fold(self, job: FoldJob) -> None:
         attempt = self._attempts.get(job.step)
-        require(attempt is not None and attempt.number == job.attempt, f"a fold into no attempt of {job.step}")
+        require(
+            attempt is not None and attempt.number == job.attempt, f"a fold into no attempt of {job.step}"
+        )
         assert attempt is not None
         require(attempt.into in (None, job.into), f"two sums for one attempt of step {job.step}")
         attempt.into = job.into
@@ -385,7 +385,9 @@ class Rounds(Part):
         require(False, f"nothing waits of what the tape gives up: {record}")
 
     def _check_commit(self, record: Mapping[str, Any]) -> None:
-        require(record["step"] == self._taped + 1, f"the tape tells step {record['step']} after {self._taped}")
+        require(
+            record["step"] == self._taped + 1, f"the tape tells step {record['step']} after {self._taped}"
+        )
         require(record["step"] == self.committed, f"the tape tells step {record['step']} before its commit")
         self._taped += 1
         attempt = self._closed
@@ -396,5 +398,7 @@ class Rounds(Part):
         members = [Link(each["id"], each["generation"]) for each in record["expected_members"]]
         if not self._config.fixed_roster:
             require(members == sorted(attempt.slots.values()), f"the tape tells members {members}")
-        require(record["quorum"] == attempt.k, f"K was frozen at {attempt.k}, the tape says {record['quorum']}")
+        require(
+            record["quorum"] == attempt.k, f"K was frozen at {attempt.k}, the tape says {record['quorum']}"
+        )
         require(record["attempt"] == attempt.number, "the tape tells another attempt")

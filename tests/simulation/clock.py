@@ -1,4 +1,4 @@
-"""Virtual time: one heap of actions, played in the order of their times and, at one time, of their planning."""
+"""Virtual time: one heap of actions, played in the order of their times and then of their planning."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ the world begins. So a seed replays its world event by event, also with a part o
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 from random import Random
@@ -14,26 +15,25 @@ from typing import Any
 
 import numpy as np
 
-from tests.simulation.audit import Audit, Broken, Context, Sent, require
+from tests.simulation.audit import Audit, Context, Part, Sent, require
 from tests.simulation.audit_files import Files
 from tests.simulation.audit_finals import Finals
 from tests.simulation.audit_links import Links
 from tests.simulation.audit_rounds import Rounds, Works
 from tests.simulation.clock import Clock
 from tests.simulation.faults import Trouble
-from tests.simulation.learner_process import LearnerProcess, State
+from tests.simulation.learner_parts import Saved, State
+from tests.simulation.learner_process import LearnerProcess
 from tests.simulation.mischief import GUILTY, SPOILS
 from tests.simulation.plan import FAULTS_END, Fault, draw_plan
 from tests.simulation.setup import Setup, draw
-from tests.simulation.syncer_process import Disk, SyncerProcess
+from tests.simulation.syncer_parts import Disk
+from tests.simulation.syncer_process import SyncerProcess
 from tests.simulation.wire import Line, Network
 from yeto_learner.core.records import BcastFragment
-from yeto_proto._generated.errors import SessionRejected
 from yeto_proto._generated.messages import PushFragment
 from yeto_syncer.core.config import Config
-from yeto_syncer.core.coordinator import Phase
 from yeto_syncer.core.effects import Exit
-from yeto_syncer.core.jobs import Link
 
 HORIZON = 40_000.0  # virtual seconds within which every run must end
 RESTART_S = 4.0  # what a supervisor needs to start a process again
@@ -42,7 +42,9 @@ RESTART_S = 4.0  # what a supervisor needs to start a process again
 class Cluster:
     """One seed. `play` runs it to its end and raises Broken when a promise is."""
 
-    def __init__(self, seed: int, *, setup: Setup | None = None, faults: tuple[Fault, ...] | None = None) -> None:
+    def __init__(
+        self, seed: int, *, setup: Setup | None = None, faults: tuple[Fault, ...] | None = None
+    ) -> None:
         self.seed = seed
         self.setup = draw(Random(f"setup {seed}")) if setup is None else setup
         plan = draw_plan(Random(f"plan {seed}"), self.setup.config)
@@ -55,7 +57,6 @@ class Cluster:
         self.works = Works()
         self.syncer: SyncerProcess | None = None
         self.learners: list[LearnerProcess | None] = [None] * self.setup.config.learners
-        self.retired: list[Link] = []
         self.complete = False
         self.starts = 0
         self.sent: dict[int, Sent] = {}
@@ -65,6 +66,7 @@ class Cluster:
         self._lives = 0
         self._trouble = Trouble(self)
         self._late = [fault for fault in self.faults if fault.late]
+        self._final_cut_sent = False
         self._start_syncer()
         for learner in range(self.setup.config.learners):
             self.clock.after(self._rng.uniform(0, 3), partial(self.start_learner, learner))
@@ -123,31 +125,32 @@ class Cluster:
         if self.syncer is not None or self.complete:
             return
         self.starts += 1
-        config, disk = self.setup.config, self.disk
+        config, disk = self._config(), self.disk
         snapshot = disk.snapshot
         self.note(f"syncer starts {'fresh' if snapshot is None else f'from step {snapshot.global_step}'}")
         self.sent.clear()
         self.works.resume(0 if snapshot is None else snapshot.global_step)
-        context = Context(
-            config, self.clock, self.tally, self.sent, observers=frozenset(config.observers)
-        )
+        context = Context(config, self.clock, self.tally, self.sent, observers=frozenset(config.observers))
         rounds = Rounds(context, self.setup.layout.num_fragments, snapshot, self.works)
         files = Files(context, disk, snapshot)
-        audit = Audit(self.tally, (Links(context), rounds, files, Finals(context)), (files.landed,))
+        parts = (Links(context), rounds, files, Finals(context), *self._parts(context))
+        audit = Audit(self.tally, parts, (files.landed,))
         self.syncer = SyncerProcess(
             self.clock, Random(f"syncer {self.seed} {self.starts}"), self.setup, config, disk, audit
         )
         self.syncer.on_exit = self._syncer_ended
+        self.syncer.on_final = self._finalizing
         # What a version means: as before up to the checkpoint, open behind it.
         step = -1 if snapshot is None else snapshot.global_step
         self._book = {key: digest for key, digest in self._book.items() if key[1] <= step}
         self.syncer.book = self._book
         if snapshot is None and self.starts > 1:
-            # Nothing is left of the run: whoever starts it anew also starts learner 0 again, for its INIT, and
-            # those that have begun to finish.
+            # Nothing is left of the run: whoever starts it anew also starts learner 0 again, for its INIT,
+            # and all learners once the final cut of the lost run was on its way to them.
             for process in self.learners:
-                if process is not None and (process.id == 0 or process.link.finals or process.link.manifest):
+                if process is not None and (process.id == 0 or self._final_cut_sent):
                     self.kill_learner(process.id, "is started again for a new beginning")
+            self._final_cut_sent = False
 
     def syncer_died(self) -> None:
         """It was killed, or has ended without completing: it is started again."""
@@ -161,11 +164,19 @@ class Cluster:
             self.complete = True
             self.syncer = None
             return
-        # What ended a run by itself ends its terminal faults too; those that are left come at the next try.
         self.syncer_died()
 
-    def finalizing(self) -> None:
+    def _config(self) -> Config:
+        """The settings of the next syncer process."""
+        return self.setup.config
+
+    def _parts(self, context: Context) -> Sequence[Part]:
+        """What else watches it."""
+        return ()
+
+    def _finalizing(self) -> None:
         """The first final cut is on its way: the faults of the terminal exchange count from here."""
+        self._final_cut_sent = True
         late, self._late = self._late, []
         for fault in late:
             self.clock.after(fault.at, partial(self._trouble.make, fault))
@@ -181,7 +192,10 @@ class Cluster:
         saved = None if before is None or forget else before.saved
         self.note(f"learner {learner} starts {'cold' if saved is None else f'at local step {saved.steps}'}")
         rng = Random(f"learner {self.seed} {learner} {self._lives}")
-        self.learners[learner] = LearnerProcess(self, rng, self.setup, learner, saved, 0.3 * learner + 0.2)
+        self.learners[learner] = self._process(rng, learner, saved)
+
+    def _process(self, rng: Random, learner: int, saved: Saved | None) -> LearnerProcess:
+        return LearnerProcess(self, rng, self.setup, learner, saved, 0.3 * learner + 0.2)
 
     def kill_learner(self, learner: int, why: str, *, forget: bool = False) -> None:
         """End a learner process; it is started again."""
@@ -230,7 +244,9 @@ class Cluster:
         """A learner has installed a broadcast: its bytes are those that everybody gets under this version."""
         digest = sha256(update.data).digest()
         known = line.server.book.setdefault((update.fragment_id, update.version), digest)
-        require(known == digest, f"version {update.version} of fragment {update.fragment_id} has two contents")
+        require(
+            known == digest, f"version {update.version} of fragment {update.fragment_id} has two contents"
+        )
 
 
 def play(seed: int, **changes: Any) -> Cluster:

@@ -323,7 +323,7 @@ class Driver:
             self.saving = None
         if error is not None:
             if not save.background:
-                self._effects.clear()
+                self._effects = deque(each for each in self._effects if isinstance(each, Exit))
             return SaveFailed(save.kind, save.snapshot.global_step, error)
         self.disk = save.snapshot
         if self.landed is not None:

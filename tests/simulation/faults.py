@@ -13,7 +13,17 @@ from tests.simulation.strangers import Stranger
 from tests.simulation.wire import CONTROL, Line
 from yeto_proto import dtypes
 from yeto_proto._generated.errors import BadMagic, TrailingBytes, YetoError
-from yeto_proto._generated.messages import BudgetDone, FinalAck, InitParams, PushFragment
+from yeto_proto._generated.messages import (
+    BcastFragment,
+    BudgetDone,
+    FinalAck,
+    FinalFragment,
+    FinalManifest,
+    InitParams,
+    Message,
+    PushFragment,
+    Shutdown,
+)
 from yeto_proto._generated.types import Dtype
 from yeto_syncer.core.coordinator import Phase
 
@@ -152,6 +162,8 @@ class Trouble:
             case "uninvited budget report":
                 process.guilty = True
                 line.send(BudgetDone(1))
+            case "forged broadcast" | "forged manifest" | "forged SHUTDOWN":
+                return self._forged(kind, process, line)
             case "wrong final step":
                 line.send(FinalAck(final_global_step=world.setup.config.total_steps + rng.choice((-1, 1))))
             case _:
@@ -170,6 +182,31 @@ class Trouble:
         process.guilty = True
         error: YetoError = rng.choice((BadMagic, TrailingBytes))()
         syncer.garbage(line, socket, error)
+        return True
+
+    def _forged(self, kind: str, process: LearnerProcess, line: Line) -> bool:
+        """Something that no syncer sends: the learner must give up."""
+        link = process.link
+        message: Message = Shutdown()
+        if kind == "forged SHUTDOWN":
+            if link.ack_started:
+                return False
+        elif kind == "forged manifest":
+            if link.manifest is None:
+                return False
+            message = FinalManifest(
+                final_global_step=link.manifest.global_step + 1, expected_versions=link.manifest.versions
+            )
+        elif link.finals:
+            number, held = next(iter(link.finals.items()))
+            message = FinalFragment(number, held.version, bytes(len(held.data)))
+        else:
+            version = process.boundary.fragments[0].version
+            if version is None or process.state is not State.TRAIN:
+                return False
+            message = BcastFragment(0, version, b"\x01" * self._world.setup.session.bulk_bytes(0))
+        process.guilty = True
+        line.deliver(message)
         return True
 
     def _uninvited(self, process: LearnerProcess, line: Line, rng: Random) -> bool:

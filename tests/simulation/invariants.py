@@ -185,6 +185,9 @@ class Watcher:
                     assert isinstance(answers, int)
                     self.counts["discarded"] += answers
                 self.counts[f"tape {record['event']}"] += 1
+                if "released" in record:  # its learner may join again, on another connection
+                    self.counts["released"] += 1
+                    del self._pulled[record["step"], record["attempt"], record["id"]]
             case Count(name, labels):
                 self.counts[" ".join((name, *labels.values()))] += 1
                 if name in ("answers_accepted", "answers_late"):

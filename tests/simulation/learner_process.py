@@ -1,35 +1,30 @@
 """One learner process in a simulated world: the real link, boundary and values behind a virtual client.
 
-It dials and redials, installs, trains, answers, saves its own checkpoints and takes the final cut, as `Learner`
-and its client do with threads and sockets.
+It dials and redials, installs, trains, answers, saves its own checkpoints and takes the final cut, as
+`Learner` and its client do with threads and sockets.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from hashlib import sha256
 from random import Random
-from typing import Protocol
 
 import numpy as np
 
-from tests.simulation.clock import Clock
+from tests.simulation.learner_parts import Host, Local, Saved, State, initial_values
 from tests.simulation.setup import Habits, Setup
-from tests.simulation.wire import Line, Network, Server
-from yeto_learner.core.boundary import Answer, Boundary, RecordedFragment
+from tests.simulation.wire import Line
+from yeto_learner.core.boundary import Answer, Boundary
 from yeto_learner.core.link import Link as LinkState
-from yeto_learner.core.modes import InstallMode
 from yeto_learner.core.redial import REDIAL_TIMEOUT, redial_waits
 from yeto_learner.core.values import F32
 from yeto_learner.errors import NonFiniteParameterError
 from yeto_learner.fragments import FragmentValues
-from yeto_learner.record import SavedAnchor
 from yeto_proto import dtypes
-from yeto_proto._generated.errors import SessionRejected, YetoError
+from yeto_proto._generated.errors import YetoError
 from yeto_proto._generated.messages import (
     BcastFragment,
     FinalAck,
@@ -44,71 +39,6 @@ from yeto_proto._generated.types import Dtype
 
 SHUTDOWN_GRACE = 30.0  # as the learner's own: how long a syncer that left may need to come back
 FINISH_TIMEOUT = 900.0
-
-
-class State(Enum):
-    CUT = "waits for its first broadcasts"
-    TRAIN = "trains"
-    FINAL = "waits for the final cut"
-    ACKED = "has acknowledged the final cut"
-    DONE = "was let go"
-    DEAD = "is dead"
-
-
-class Host(Protocol):
-    """The world, as a learner sees it."""
-
-    @property
-    def clock(self) -> Clock: ...
-
-    @property
-    def network(self) -> Network: ...
-
-    def server(self) -> Server | None: ...
-
-    def next_work(self) -> int: ...
-
-    def pushes(
-        self, process: LearnerProcess, push: PushFragment, works: tuple[int, ...]
-    ) -> list[PushFragment]: ...
-
-    def installed(self, process: LearnerProcess, line: Line, update: BcastFragment) -> None: ...
-
-    def failed(self, process: LearnerProcess, error: Exception) -> None: ...
-
-    def finished(self, process: LearnerProcess) -> None: ...
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A learner's own checkpoint: parameters, resume record and what was computed for it."""
-
-    params: dict[str, F32]
-    steps: int
-    tokens: int
-    global_step: int
-    fragments: tuple[RecordedFragment | None, ...]
-    anchors: dict[int, SavedAnchor]
-    works: tuple[tuple[int, ...], ...]  # of each fragment
-
-
-class Local:
-    """Parameters of a few values, read and written as the SDK does."""
-
-    def __init__(self, arrays: dict[str, F32]) -> None:
-        self.arrays = arrays
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: array.shape for name, array in self.arrays.items()}
-
-    def check(self) -> None:
-        """They never change their shape here."""
-
-    def read(self, name: str, start: int, stop: int) -> F32:
-        return self.arrays[name][start:stop]
-
-    def write(self, name: str, start: int, values: F32) -> None:
-        self.arrays[name][start : start + len(values)] = values
 
 
 class LearnerProcess:
@@ -135,7 +65,7 @@ class LearnerProcess:
         self._wire_dtype = Dtype.F32 if self._session.dtype is Dtype.F32 else Dtype.BF16
         self._target = np.float32(target)
         self._local = Local(
-            _initial(setup) if saved is None else {n: a.copy() for n, a in saved.params.items()}
+            initial_values(setup) if saved is None else {n: a.copy() for n, a in saved.params.items()}
         )
         self.values = FragmentValues(
             self._local, setup.layout, self._wire_dtype, Dtype.F32, self._habits.alpha
@@ -166,11 +96,14 @@ class LearnerProcess:
     def _restore_works(self, saved: Saved) -> None:
         """Which optimizer steps the restored progress is made of.
 
-        What was pushed after the checkpoint the checkpoint does not know. Such progress is computed again,
-        as far as anybody can tell, so its steps count as new ones. But what it says to be pushed is the same.
+        What was pushed after the checkpoint the checkpoint does not know, neither what an earlier life from
+        it has pushed. Such progress is computed again, as far as anybody can tell, so its steps count as new
+        ones. But what it says to be pushed is the same.
         """
+        again = bool(saved.lives)
+        saved.lives.append(saved.steps)
         for works, before, recorded in zip(self._works, saved.works, saved.fragments, strict=True):
-            same = recorded is not None and recorded.pushed
+            same = recorded is not None and recorded.pushed and not again
             works += before if same else (self._host.next_work() for _ in before)
 
     @property
@@ -318,8 +251,10 @@ class LearnerProcess:
             self._finish()  # the syncer left after the acknowledgement
         elif self.state in (State.FINAL, State.ACKED) and now >= self._finish_by:
             self._fail(TimeoutError("finish() timed out"))
-        if self.state is not State.TRAIN or self.hung_until > now:
-            return
+        if self.state is State.TRAIN and self.hung_until <= now:
+            self._train()
+
+    def _train(self) -> None:
         for array in self._local.arrays.values():
             array += (self._target - array) * np.float32(0.05)
         work = self._host.next_work()
@@ -329,8 +264,7 @@ class LearnerProcess:
         for answer, generation in self._settled:
             self.boundary.settled(answer, generation)
         self._settled.clear()
-        if self.link.manifest is not None:
-            self._await_final_cut()
+        if self._is_over():
             return
         self.boundary.add_pulls(self.link.take_pulls())
         while self._install_next():
@@ -341,6 +275,13 @@ class LearnerProcess:
         every = self._habits.saves_every
         if every and self.boundary.steps % every == 0:
             self.saved = self._save()
+
+    def _is_over(self) -> bool:
+        """Whether training ends with this step."""
+        if self.link.manifest is None:
+            return False
+        self._await_final_cut()
+        return True
 
     def _answer_pulls(self) -> None:
         for pull in list(self.boundary.pending):
@@ -447,11 +388,3 @@ class LearnerProcess:
             np.concatenate([self._local.arrays[tensor.name] for tensor in fragment.tensors])
             for fragment in self._setup.layout.fragments
         ]
-
-
-def _initial(setup: Setup) -> dict[str, F32]:
-    return {
-        tensor.name: np.linspace(-1, 1, tensor.numel, dtype=np.float32)
-        for fragment in setup.layout.fragments
-        for tensor in fragment.tensors
-    }

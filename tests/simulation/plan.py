@@ -40,6 +40,9 @@ WEIGHTS: Mapping[str, float] = {
     "wrong final step": 2,
     "garbage on control": 2,
     "garbage on a data stream": 3,
+    "forged broadcast": 2,
+    "forged manifest": 1,
+    "forged SHUTDOWN": 2,
     **{f"stranger: {kind}": 1.3 for kind in strangers.KINDS},
 }
 
@@ -53,6 +56,8 @@ LATE = (
     "syncer killed",
     "slow network",
     "wrong final step",
+    "forged manifest",
+    "forged broadcast",
     "checkpoint fails",
     "marker fails",
     "syncer told to stop",
@@ -62,7 +67,7 @@ LATE = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: what, when, to whom. `late`: `at` counts from the first final cut. `dice` decides the rest."""
+    """What, when and to whom. `late`: `at` counts from the first final cut. `dice` decides the rest."""
 
     kind: str
     at: float

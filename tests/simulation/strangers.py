@@ -41,7 +41,6 @@ class World(Protocol):
     network: Network
     setup: Setup
     syncer: SyncerProcess | None
-    retired: list[Link]
 
 
 class Stranger:
@@ -101,6 +100,8 @@ class Stranger:
             0,
         )
         live = [line for line in syncer.lines if line.streams]
+        if not syncer.lines and self._kind in ("another contract", "no profile"):
+            return None  # as the first one it would be right, and fix the session
         match self._kind:
             case "another contract":
                 return replace(hello, session_contract_hash=bytes(32))
@@ -113,7 +114,8 @@ class Stranger:
             case "a live generation again":
                 return _as(hello, rng.choice(syncer.lines).link) if syncer.lines else None
             case "a retired generation again" | "a stream of a retired generation":
-                retired = [link for link in self._world.retired if link not in {x.link for x in syncer.lines}]
+                live_links = {line.link for line in syncer.lines}
+                retired = [link for link in syncer.accepted if link not in live_links]
                 return _as(hello, rng.choice(retired)) if retired else None
             case "a stream beyond the announced" | "a stream a second time":
                 if not live:

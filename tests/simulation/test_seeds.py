@@ -28,6 +28,7 @@ KINDS = (
     "tape late_join",
     "tape carried",
     "carried",
+    "released",
     "tape rebound",
     "learners_left disconnected",
     "learners_left WriteTimeout",

@@ -84,6 +84,8 @@ class Learner:
     old: list[Peer] = field(default_factory=list)
     local_step: int = 0
     pace: float = 4.0  # longest time between two of its steps
+    reuses: bool = False  # it answers again and again from the version that it answered from last
+    bases: dict[int, int] = field(default_factory=dict)  # that version, by fragment
     initialized: bool = False  # it has sent every INIT on the connection that it uses
     seen: list[PullReq] = field(default_factory=list)
 
@@ -100,7 +102,8 @@ class World:
         self.story: list[str] = []
         self.counts: dict[str, int] = {}
         self.learners = [
-            Learner(number, pace=self.rng.choice((2.0, 4.0, 20.0))) for number in range(self.config.learners)
+            Learner(number, pace=self.rng.choice((2.0, 4.0, 20.0)), reuses=self.rng.random() < 0.3)
+            for number in range(self.config.learners)
         ]
         self.disk: Snapshot | None = None
         self.starts = 0
@@ -318,6 +321,9 @@ class World:
         self._number += 1
         learner.local_step += 1
         version = peer.version(pull.fragment_id) if base is None else max(base, 0)
+        if learner.reuses and not self.calm and self.rng.random() < 0.7:
+            version = learner.bases.get(pull.fragment_id, version)
+        learner.bases[pull.fragment_id] = version
         push = PushFragment(
             learner.id,
             pull.fragment_id,

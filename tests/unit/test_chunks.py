@@ -453,6 +453,12 @@ def test_a_commit_without_a_begin_is_an_error_of_the_caller() -> None:
         Reassembler(Role.SYNCER, S).commit(0, 0, 1)
 
 
+@pytest.mark.parametrize("msg_id", [-1, 1 << 64])
+def test_a_message_id_that_is_no_u64_is_an_error_of_the_caller(msg_id: int) -> None:
+    with pytest.raises(BadArgument, match="cannot be encoded"):
+        next(slices(Heartbeat(1, 2), msg_id))
+
+
 def test_clear_forgets_everything() -> None:
     into = begun()
     into.clear()
@@ -466,8 +472,12 @@ def test_a_message_that_no_memory_can_hold_is_refused(monkeypatch: pytest.Monkey
         raise MemoryError
 
     into = Reassembler(Role.SYNCER, S)
-    monkeypatch.setattr(chunks.np, "empty", empty)
-    assert "no memory" in refused(ChunkTotalTooLarge, into, 0, len(PUSH), 0, 1).detail
+    with monkeypatch.context() as patch:
+        patch.setattr(chunks.np, "empty", empty)
+        assert "no memory" in refused(ChunkTotalTooLarge, into, 0, len(PUSH), 0, 1).detail
+    # A session made by hand may have fragments that no HELLO could announce.
+    beyond = Reassembler(Role.SYNCER, session(1 << 62))
+    assert "no memory" in refused(ChunkTotalTooLarge, beyond, 0, 1 << 63, 0, 1).detail
 
 
 def resident() -> int:

@@ -88,6 +88,7 @@ def test_what_yaml_readers_disagree_about_is_refused(text):
         ("a: &x [*x]\n", 1, "alias"),
         ("a:\n", 1, "has no value"),
         ("<<: {a: 1}\n", 1, "disagree"),
+        ("a: 1\nb: " + "1" * 5000 + "\n", 2, "more than 1000 digits"),
     ],
 )
 def test_faults_name_file_and_line(text, line, what):

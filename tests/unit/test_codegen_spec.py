@@ -227,6 +227,9 @@ FAULTS = [
         "known: never",
         "must be one of decode",
     ),
+    ("types.yaml", "name: Dtype", "name: Stype", "name: bulk_bytes", "there is no type Dtype to choose by"),
+    ("types.yaml", "type: u8", "type: u9", "name: Dtype", "there is no integer type u9"),
+    ("types.yaml", "type: u8", "type: digest", "name: Dtype", "there is no integer type digest"),
     ("yeto.yaml", "byte-order: little", "byte-order: big", "byte-order: big", "must be one of little"),
     (
         "behaviour/rounds.yaml",

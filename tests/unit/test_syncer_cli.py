@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -73,6 +76,7 @@ def test_help_names_every_flag_and_what_is_missing(capsys: pytest.CaptureFixture
         assert setting.flag in text
         if not setting.available:
             assert "Not available in this version." in setting.described()
+    assert "--preset training " in text and "--log-format human|json " in text, "as they have to be written"
     assert "examples:" in text and "exit codes:" in text
 
 
@@ -177,6 +181,14 @@ def test_paths_that_are_folders_are_refused(tmp_path: Path, capsys: pytest.Captu
     for flag in ("--checkpoint-path", "--final-state", "--port-file"):
         assert run(*RUN, flag, str(tmp_path), "--port", "0") == 1
         assert "it is a folder" in one_line(capsys)
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for flag in ("--checkpoint-path", "--final-state", "--port-file"):
+        assert run(*RUN, flag, str(pipe), "--port", "0") == 1
+        assert "it is a device, a pipe or a socket" in one_line(capsys)
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,3 +322,27 @@ def test_print_profile_gives_the_hash_of_the_recipe(
     printed = capsys.readouterr().out.strip()
     assert printed == vector["profile_hash_hex"]
     assert printed == hashlib.sha256(bytes.fromhex(vector["encoded_hex"])).hexdigest()
+
+
+@pytest.mark.rule("syncer.signal.first")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", ["argparse", "yeto_syncer.cli", "numpy", "yeto_syncer.shell.server"])
+def test_a_signal_in_the_middle_of_an_import_is_exit_0(module: str, number: int) -> None:
+    # A finder that signals when the module is looked for, so that the handler runs inside the import.
+    code = f"""
+import os, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "{module}":
+            os.kill(os.getpid(), {number:d})
+
+from yeto_syncer.__main__ import main
+sys.meta_path.insert(0, Finder())
+sys.argv = ["yeto-syncer", "--learners", "1", "--total-steps", "1", "--port", "0"]
+sys.exit(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -169,6 +169,17 @@ def test_after_a_failed_blocking_effect_nothing_that_it_held_back_is_performed()
     assert stage.done == [log("save"), Exit(1, "failed")]
 
 
+def test_an_exit_that_waits_behind_a_failed_blocking_effect_is_still_performed() -> None:
+    """A stop before training, while the first checkpoint is being written to a full disk."""
+    stage = Stage()
+    stage.blocking = {"save"}
+    stage.core.answers = {Opened(1): [log("save"), log("broadcast")], Stop(15): [Exit(0, "stopped")]}
+    stage.engine.post(Opened(1))
+    stage.engine.post(Stop(15))
+    stage.engine.resume(Tick(), failed=True)
+    assert stage.done == [log("save"), Exit(0, "stopped")]
+
+
 def test_nothing_is_heard_or_performed_after_exit() -> None:
     stage = Stage()
     stage.core.answers = {Opened(1): [Exit(0, "done"), log("never")]}
@@ -224,10 +235,8 @@ def test_the_tape_appends_whole_lines_and_repairs_a_torn_one(tmp_path: Path) -> 
     tape.close()
     lines = path.read_bytes().split(b"\n")
     assert lines[:2] == [b'{"step":1}', b'{"step":2,"fra']
-    assert json.loads(lines[2]) == {
-        **{"step": 3, "text": "ü\n", "none": None, "real": 0.5},
-        "time": 1_700_000_000.123,
-    }
+    record = {"step": 3, "text": "ü\n", "none": None, "real": 0.5}
+    assert json.loads(lines[2]) == record | {"time": 1_700_000_000.123}
     assert lines[3:] == [b""]
 
 

@@ -76,8 +76,7 @@ class FragmentState:
 
 
 def _spent_for_nothing(spent_step: int | None, version: int, step: int) -> bool:
-    """Whether the push that spent the anchor answered a step that the anchor holds already, and this pull asks
-    for a later one.
+    """Whether the spent anchor holds the step that its push answered, and this pull asks for a later one.
 
     A syncer that asked again shortly before it merged makes a learner do that, where the repeated PULL comes
     after the broadcast of its own merge.  Such a push is never merged, and without this exception the learner

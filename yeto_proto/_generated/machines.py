@@ -389,7 +389,8 @@ ANCHOR: Final = Machine(
         (AnchorState.FRESH, AnchorInput.CUT): AnchorState.FINAL,
         (AnchorState.SPENT, AnchorInput.BROADCAST): AnchorState.FRESH,
         (AnchorState.SPENT, AnchorInput.REPLAY): AnchorState.SPENT,
-        # Another attempt of the same step; with reuse_anchor another step too.
+        # Another attempt of the same step; a later step, when the push before answered one that the anchor
+        # holds already; with reuse_anchor any step.
         (AnchorState.SPENT, AnchorInput.PUSH): AnchorState.SPENT,
         (AnchorState.SPENT, AnchorInput.RELEASED): AnchorState.FRESH,
         (AnchorState.SPENT, AnchorInput.CUT): AnchorState.FINAL,

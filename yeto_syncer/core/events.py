@@ -134,7 +134,7 @@ class Saved:
 @dataclass(frozen=True, slots=True)
 class SaveFailed:
     """A `Save` failed and the previous file is whole. After a blocking one the shell performs none of the
-    effects that it held back, only those that the answer to this event holds."""
+    effects that it held back but an `Exit`, and those that the answer to this event holds."""
 
     kind: SaveKind
     step: int

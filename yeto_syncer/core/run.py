@@ -177,7 +177,9 @@ class Run:
         """The last effect."""
         step = None if self.model is None else self.model.global_step
         self._outbox.tape({"event": "run_ended", "step": step, "code": code, "message": message})
-        if code != 0 and self._marked:
+        # An earlier process, killed after its marker, may have left one beside a checkpoint of the last step.
+        failed_terminal = code == 1 and self.phase is Phase.TERMINAL and self._config.mark_final_checkpoint
+        if (code != 0 and self._marked) or failed_terminal:
             # A timeout or an error leaves an unmarked checkpoint (D21).
             self._outbox.emit(RemoveMarker())
         self.phase = Phase.DONE

@@ -62,10 +62,11 @@ class Engine:
 
     def resume(self, event: Event | None, failed: bool = False) -> None:
         """The effect that held back the others is done, and this is what the coordinator hears of it. After a
-        failure none of the effects behind it is performed."""
+        failure none of the effects behind it is performed, but for an exit: a coordinator that has ended
+        answers nothing more."""
         self._held = False
         if failed:
-            self._effects.clear()
+            self._effects = deque(effect for effect in self._effects if isinstance(effect, Exit))
         if event is not None:
             self._events.append(event)
         self._run()

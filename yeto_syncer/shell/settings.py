@@ -34,7 +34,8 @@ MAX_U64: Final = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How a setting is written. `parse` takes text and `accept` a TOML value; both raise ValueError."""
+    """How a setting is written. `name` stands in the help; `parse` takes text and `accept` a TOML value; both
+    raise ValueError."""
 
     name: str
     parse: Callable[[str], Value]
@@ -85,7 +86,7 @@ def real(name: str) -> Kind:
 
 def named(*names: str) -> Kind:
     """One of a few names; the configuration's own validation refuses others."""
-    return Kind(" | ".join(names), _text, _text, _quoted)
+    return Kind("|".join(names), _text, _text, _quoted)
 
 
 def choice(*names: str) -> Kind:
@@ -101,7 +102,7 @@ def choice(*names: str) -> Kind:
             raise ValueError(f"must be one of {', '.join(names)}, got {value!r}")
         return parse(value)
 
-    return Kind(" | ".join(names), parse, accept, _quoted)
+    return Kind("|".join(names), parse, accept, _quoted)
 
 
 def _quoted(value: str) -> str:
@@ -153,15 +154,15 @@ def listed(name: str, item: Kind) -> Kind:
     return Kind(name, parse, accept, show)
 
 
-U16: Final = whole("u16", 0, MAX_U16)
-U32: Final = whole("u32", 0, MAX_U32)
-U64: Final = whole("u64", 0, MAX_U64)
-REAL: Final = real("number")
-TEXT: Final = Kind("text", _text, _text, _quoted)
-NAME: Final = Kind("text", str, _name, _quoted)
-PATH: Final = Kind("path", _text, _text, _quoted)
-SWITCH: Final = Kind("switch", _parse_switch, _accept_switch, lambda value: "true" if value else "false")
-IDS: Final = listed("id,id,...", U32)
+U16: Final = whole("U16", 0, MAX_U16)
+U32: Final = whole("U32", 0, MAX_U32)
+U64: Final = whole("U64", 0, MAX_U64)
+REAL: Final = real("NUMBER")
+TEXT: Final = Kind("TEXT", _text, _text, _quoted)
+NAME: Final = Kind("TEXT", str, _name, _quoted)
+PATH: Final = Kind("PATH", _text, _text, _quoted)
+SWITCH: Final = Kind("SWITCH", _parse_switch, _accept_switch, lambda value: "true" if value else "false")
+IDS: Final = listed("ID,ID,...", U32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +286,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
        help="Interpreter of the torch-svd workers, with yeto and torch; unused by scalar."),
     _s("iso_worker_device", "merge", NAME, "cuda:0",
        help="Device of a single torch-svd worker; unused by scalar."),
-    _s("iso_worker_devices", "merge", listed("dev,dev,...", NAME), (), unset="--iso-worker-device",
+    _s("iso_worker_devices", "merge", listed("DEV,DEV,...", NAME), (), unset="--iso-worker-device",
        help="Devices of several torch-svd workers, one each; unused by scalar."),
     _s("iso_worker_queue_capacity", "merge", U64, 16, unit="jobs",
        help="Matrices that may be queued or running at the torch-svd workers; unused by scalar."),

@@ -46,6 +46,8 @@ def problem(path: Path) -> str | None:
     """Why a file cannot be created or replaced at `path`, or None. Nothing is written."""
     if path.is_dir():
         return "it is a folder"
+    if path.exists() and not path.is_file():  # the rename would put a file in the place of /dev/null
+        return "it is a device, a pipe or a socket"
     if not path.parent.is_dir():
         return f"there is no folder {path.parent}"
     if not os.access(path.parent, os.W_OK | os.X_OK):

@@ -34,12 +34,8 @@ def test_the_greeting_is_the_documented_bytes(syncer: ScriptedSyncer) -> None:
         assert sorted(peer.data_hellos) == [
             b"".join(encode(wire.DataHello(7, generation, index))) for index in range(3)
         ]
-        assert [peer.accepted[stream] for stream in range(4)] == [
-            1,
-            2,
-            3,
-            4,
-        ]  # the control socket comes first
+        # The control socket comes first.
+        assert [peer.accepted[stream] for stream in range(4)] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("streams", [0, 1, 5])
@@ -99,7 +95,9 @@ def test_an_unreachable_syncer_is_one_clear_error() -> None:
     assert threading.active_count() == threads
 
 
-def test_a_syncer_that_starts_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_syncer_that_starts_later_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(connection, "FIRST_DIAL_WAIT", 0.01)
     with ScriptedSyncer() as gone:
         port = gone.port
@@ -123,6 +121,9 @@ def test_a_syncer_that_starts_later_is_waited_for(monkeypatch: pytest.MonkeyPatc
         starter.join(WAIT)
         assert client.connected
         client.close()
+    told = [each.getMessage() for each in caplog.records if "no syncer at" in each.getMessage()]
+    assert len(told) == 1, "the wait is told once, not at each try"
+    assert told[0].startswith(f"no syncer at 127.0.0.1:{port} yet (")
 
 
 def test_closing_ends_a_patient_start() -> None:

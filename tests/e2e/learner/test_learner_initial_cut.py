@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.learner.rig import F32, Initializer, arrived, flat, parameters, running, train, wire_values
 from tests.e2e.scripted_syncer import Peer, ScriptedSyncer
-from yeto_learner import Learner, SessionRejectedError
+from yeto_learner import Learner, SessionRejectedError, initial_cut
 from yeto_proto import dtypes
 from yeto_proto._generated import messages as wire
 from yeto_proto._generated.errors import WrongState
@@ -78,7 +78,10 @@ def test_initial_values_go_out_again_on_a_new_connection() -> None:
         assert syncer.next_peer().hello.connection_generation == made.generation
 
 
-def test_a_cut_that_does_not_come_is_a_clear_error() -> None:
+def test_a_cut_that_does_not_come_is_told_while_it_is_waited_for_and_then_a_clear_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(initial_cut, "WAIT_NOTICE", 0.05)
     with (
         ScriptedSyncer(lambda peer, message: True) as syncer,
         pytest.raises(TimeoutError, match=r"no initial cut within 0.2 s: no fragments \[0, 1\]"),
@@ -87,6 +90,7 @@ def test_a_cut_that_does_not_come_is_a_clear_error() -> None:
         ),
     ):
         pass
+    assert caplog.text.count("waiting for the first broadcasts") == 1
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("yeto-")] == []
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -35,21 +36,27 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "reason"),
     [
-        [],
-        ["nothing"],
-        ["demo", "--port", "70000"],
-        ["demo", "--port", "x"],
-        ["demo", "--seed", "-1"],
-        ["doctor"],
+        ([], "are required: COMMAND; command line; see yeto-learner --help"),
+        (["nothing"], "invalid choice: 'nothing'"),
+        (["demo", "--port", "70000"], "--port: 70000 is not a port: 0 to 65535"),
+        (["demo", "--port", "x"], "--port: must be a whole number, got 'x'"),
+        (["demo", "--seed", "-1"], "--seed: -1 is negative"),
+        (["demo", "--seed", "x"], "--seed: must be a whole number, got 'x'"),
+        (["layout", "model.safetensors", "--fragments", "x"], "--fragments: must be a whole number, got 'x'"),
+        (["doctor"], "are required: HOST:PORT; command line; see yeto-learner doctor --help"),
     ],
 )
-def test_a_wrong_command_line_is_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_is_exit_2_and_one_line(
+    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert "error: " in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert re.fullmatch(r"error: .*; command line; see yeto-learner( [a-z]+)? --help\n", err)
+    assert reason in err
 
 
 def test_torch_that_is_not_installed(
@@ -101,6 +108,31 @@ def test_the_command_starts_without_numpy() -> None:
     """`--help` and an early Ctrl-C should not wait for it."""
     code = "import sys, yeto_learner.cli; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    code = "import sys, yeto_learner.__main__; sys.exit('yeto_learner.cli' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", ["argparse", "yeto_learner.cli", "numpy", "yeto_learner.doctor"])
+def test_a_signal_in_the_middle_of_an_import_is_no_traceback(module: str, number: int) -> None:
+    # A finder that signals when the module is looked for, so that the handler runs inside the import.
+    code = f"""
+import os, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "{module}":
+            os.kill(os.getpid(), {number:d})
+
+from yeto_learner.__main__ import main
+sys.meta_path.insert(0, Finder())
+sys.argv = ["yeto-learner", "doctor", "127.0.0.1:1"]
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 128 + number
+    assert done.stderr == f"interrupted by {signal.Signals(number).name}\n"
+    assert done.stdout == ""
 
 
 def test_a_reader_that_has_gone_is_no_traceback(tmp_path: Path) -> None:

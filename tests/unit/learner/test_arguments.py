@@ -94,3 +94,10 @@ def test_known_refusals_have_a_metric(text: str, metric: str | None) -> None:
     error = SessionRejectedError(text)
     assert error.metric == metric
     assert str(error) == f"syncer rejected protocol session: {text}"
+
+
+def test_a_refusal_is_one_line_without_control_characters() -> None:
+    text = "bad \x1b[31m\nnews \u202e\ud800 häh"
+    error = SessionRejectedError(text)
+    assert str(error) == r"syncer rejected protocol session: bad \x1b[31m\nnews \u202e\ud800 häh"
+    assert error.text == text

@@ -140,6 +140,17 @@ def test_at_the_last_step_it_goes_straight_to_the_final_cut() -> None:
     assert run.exit is not None and run.exit.code == 0
 
 
+def test_a_marker_of_a_killed_process_does_not_outlive_a_failed_terminal_checkpoint() -> None:
+    run = Driver(config(**SETTINGS, mark_final_checkpoint=True), snapshot(8), hold_saves=True)
+    run.marker = 8
+    for learner in range(3):
+        Peer(run, learner, 1)
+    assert run.core.phase is Phase.TERMINAL
+    run.finish_save("disk full")
+    assert run.exit is not None and run.exit.code == 1
+    assert run.marker is None
+
+
 def test_beyond_the_last_step_is_a_failure_that_says_what_to_do() -> None:
     assert resume.problem(config(**SETTINGS), snapshot(8)) is None
     trouble = resume.problem(config(**SETTINGS), snapshot(9))
