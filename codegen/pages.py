@@ -6,6 +6,7 @@ paths relative to the documentation folder.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from codegen.render import Output, environment
 from codegen.spec import Field, Frame, Rule, Spec
 
 FOLDER = "protocol"
+_DECISION = re.compile(r"\bD([1-9][0-9]?)\b")
 WORKED_NUMEL = 1_000_000
 
 
@@ -28,7 +30,7 @@ def pages(spec: Spec) -> list[Output]:
     view = PagesView(spec)
     found = [
         _page(f"{name}.md", f"{name}.md.j2", spec, view)
-        for name in ("index", "types", "limits", "errors", "numerics")
+        for name in ("index", "types", "limits", "errors", "numerics", "decisions")
     ]
     for frame in spec.frames:
         found.append(_page(f"frames/{frame.slug}.md", "frame.md.j2", spec, view, frame=frame))
@@ -80,6 +82,37 @@ class PagesView:
     def behaviours(self) -> tuple[BehaviourFile, ...]:
         """The areas of behaviour."""
         return tuple(self.spec.parts["behaviour"])
+
+    def decisions(self) -> list[tuple[int, list[tuple[str, str, str]]]]:
+        """Each decision with what follows from it: a name, its page with anchor, and the sentence."""
+        found: dict[int, list[tuple[str, str, str]]] = {}
+
+        def note(name: str, page: str, sentence: str, *texts: str) -> None:
+            for number in {int(each) for text in texts for each in _DECISION.findall(text)}:
+                found.setdefault(number, []).append((name, page, sentence))
+
+        for constant in self.spec.constants.values():
+            note(constant.name, "limits.md", constant.doc, constant.doc)
+        for frame in self.spec.frames:
+            page = f"frames/{frame.slug}.md"
+            note(frame.name, page, frame.text.doc, frame.text.doc)
+            for each in frame.fields:
+                if not each.rules:
+                    note(f"{frame.slug}.{each.name}", page, each.text.doc, each.text.doc)
+            for rule in self.rules(frame):
+                note(rule.id, f"{page}#{rule.id}", rule.sentence, rule.doc, rule.sentence)
+        for text in self.files():
+            page = f"files/{text.file}.md"
+            for trailer in text.trailers:
+                note(f"{text.file}, trailer {trailer.name}", page, trailer.doc, trailer.doc)
+            for file_rule in text.rules:
+                name = text.rule_id(file_rule)
+                note(name, f"{page}#{name}", file_rule.says, file_rule.says, file_rule.doc)
+        for behaviour in self.behaviours():
+            for promise in behaviour.rules:
+                page = f"behaviour/{behaviour.area}.md#{promise.id}"
+                note(promise.id, page, promise.says, promise.decision or "", promise.says, promise.doc)
+        return sorted(found.items())
 
     def offset(self, each: Field) -> str:
         """Where a field starts in its payload."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from yeto_learner.early import leave_at_once
+from yeto_learner.early import leave_at_once, open_streams
 
 
 def main() -> int:
     """The exit code. The command itself is loaded when a signal can no longer show up as a traceback."""
+    open_streams()
     leave_at_once()
     from yeto_learner import cli
 

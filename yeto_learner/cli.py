@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import json
 import os
 import sys
@@ -79,8 +80,16 @@ exit codes: 0 printed, 1 the file cannot be used, 2 the command line is wrong
 """
 
 
+class OutputError(Exception):
+    """Standard output takes no more."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # names of tensors, in a locale that may not have their letters
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with SignalGuard() as guard:
             options = _parser().parse_args(arguments)
@@ -95,9 +104,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"interrupted by {interrupted}", file=sys.stderr)
         return interrupted.exit_code
     except BrokenPipeError:
-        # Whoever read the output has gone (`| head`); Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read the output has gone (`| head`).
+        _give_up_output()
         return 1
+    except OutputError as error:
+        _give_up_output()
+        return _fail(f"cannot write: {error}", "standard output", "give it a place with room")
+
+
+def _say(text: object) -> None:
+    """Print at once. Raises BrokenPipeError, OutputError."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(error.strerror) from None
+
+
+def _give_up_output() -> None:
+    # Python would complain again when it flushes at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Parser(argparse.ArgumentParser):
@@ -242,13 +269,13 @@ def _doctor(options: argparse.Namespace, guard: SignalGuard) -> int:
     for finding in examine(patient):
         findings.append(finding)
         if not options.json:
-            print(finding, flush=True)
+            _say(finding)
     good = all(finding.verdict is not Verdict.BAD for finding in findings)
     if options.json:
         rows = [
             {"subject": f.subject, "verdict": f.verdict.name.lower(), "detail": f.detail} for f in findings
         ]
-        print(json.dumps({"ok": good, "findings": rows}))
+        _say(json.dumps({"ok": good, "findings": rows}))
     return 0 if good else 1
 
 
@@ -280,7 +307,7 @@ def _layout(options: argparse.Namespace, guard: SignalGuard) -> int:
         )
     except (ValueError, YetoError) as error:
         return _fail(str(error), where, "give layout metadata (JSON) or a safetensors file")
-    print(json.dumps(as_dict(layout)) if options.json else describe(layout), flush=True)
+    _say(json.dumps(as_dict(layout)) if options.json else describe(layout))
     return 0
 
 

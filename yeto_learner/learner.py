@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 
 import numpy.typing as npt
 
-from yeto_proto._generated.errors import WrongState
+from yeto_proto._generated.errors import BadArgument, WrongState
 from yeto_proto._generated.types import Dtype
 from yeto_proto.layout import Layout, Pattern, build_layout
 
@@ -119,15 +119,31 @@ class Learner:
             budget_steps is None or 1 <= budget_steps < 2**32,
             f"budget_steps must be 1 to {2**32 - 1}, not {budget_steps}",
         )
+        for name, seconds in (
+            ("heartbeat_s", heartbeat_s),
+            ("heartbeat_stall_s", heartbeat_stall_s),
+            ("initial_cut_timeout_s", initial_cut_timeout_s),
+            ("init_probe_s", init_probe_s),
+            ("finalization_timeout_s", finalization_timeout_s),
+            ("connect_timeout_s", connect_timeout_s),
+        ):
+            require(seconds >= 0, f"{name} must be 0 or more seconds, not {seconds}")  # no NaN either
+        require(
+            max_reconnects is None or max_reconnects >= 0,
+            f"max_reconnects must be None, 0 or more, not {max_reconnects}",
+        )
         self._parameters: Parameters
         self._parameters = ArrayParameters(parameters) if isinstance(parameters, Mapping) else parameters
-        self.layout: Layout = build_layout(
-            self._parameters.shapes(),
-            num_fragments,
-            pattern,
-            matrix_merge=matrix_merge,
-            avg_name_regex=avg_name_regex,
-        )
+        try:
+            self.layout: Layout = build_layout(
+                self._parameters.shapes(),
+                num_fragments,
+                pattern,
+                matrix_merge=matrix_merge,
+                avg_name_regex=avg_name_regex,
+            )
+        except BadArgument as error:
+            raise ValueError(str(error)) from error
         contract = parse_contract(session_contract)
         self.client = SyncerClient(
             address,

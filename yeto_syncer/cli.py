@@ -207,6 +207,9 @@ def _print(text: str) -> int:
         # `yeto-syncer --print-config | head`: nobody is listening any more, which is no mistake. Python
         # flushes standard output once more at exit, so give it a place that takes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return fail(f"cannot write: {error.strerror}; standard output; give it a place with room")
     return 0
 
 

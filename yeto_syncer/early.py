@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM before the program is there.
+"""What a process needs before the program is loaded: its standard streams, and quiet signals.
 
 An exception out of a signal handler would surface in the middle of an import, where it is a traceback, or an
 ImportError of a half-loaded library. So the process just ends: it holds nothing yet.
@@ -8,6 +8,18 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+
+
+def open_streams() -> None:
+    """Give each standard stream that is closed a place that takes everything.
+
+    Otherwise it is None for Python, and the next socket gets its number.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            place = os.open(os.devnull, os.O_RDWR)  # the lowest free number: that of the stream
+            setattr(sys, name, os.fdopen(place, "r" if name == "stdin" else "w", closefd=False))
 
 
 def leave_at_once() -> None:

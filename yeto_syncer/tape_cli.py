@@ -21,7 +21,7 @@ from yeto_syncer.tape_check import check
 from yeto_syncer.tape_file import COMMIT, NotATapeError, Reader, Record, kind_of, read, tail
 from yeto_syncer.tape_summary import PHASES, summarize
 
-__all__ = ["main"]
+__all__ = ["main", "tell"]
 
 POLL_S: Final = 0.2  # between two looks at a tape that is being written
 
@@ -210,11 +210,15 @@ def _as_written(path: Path) -> Iterator[Record | None]:
 
 
 def _line(record: Record) -> str:
-    kind = kind_of(record)
     stamp = "        "
     if "time" in record:
         stamp = time.strftime("%H:%M:%S", time.localtime(record["time"]))
-    return f"{stamp}  {_TELL.get(kind, _other_line)(record)}"
+    return f"{stamp}  {tell(record)}"
+
+
+def tell(record: Record) -> str:
+    """A record as a sentence, without its time."""
+    return _TELL.get(kind_of(record), _other_line)(record)
 
 
 def _commit_line(record: Record) -> str:

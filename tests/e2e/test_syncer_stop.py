@@ -250,3 +250,15 @@ def test_the_console_script_is_the_same_program(processes: Processes) -> None:
     running = processes.run(str(script), "--version")
     assert running.wait() == 0
     assert running.stdout.text.startswith("yeto-syncer ")
+
+
+def test_it_runs_with_its_standard_streams_closed(processes: Processes, tmp_path: Path) -> None:
+    port_file = tmp_path / "port"
+    command = [sys.executable, "-m", "yeto_syncer", *ENDLESS, "--port", "0", "--port-file", str(port_file)]
+    running = processes.run("/bin/sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command)
+    wait_until(lambda: running.process.poll() is not None or port_file.exists(), "the port or the end")
+    assert running.process.poll() is None
+    for number in range(3):  # none of them has become a socket
+        assert Path(f"/proc/{running.pid}/fd/{number}").readlink() == Path("/dev/null")
+    running.signal(signal.SIGTERM)
+    assert running.wait() == 0

@@ -55,6 +55,7 @@ class Context:
     live: set[Link] = field(default_factory=set)
     current: dict[int, Link] = field(default_factory=dict)
     ready: set[Link] = field(default_factory=set)
+    over: bool = False  # the coordinator has decided to end
 
     def of(self, push: PushFragment) -> Sent:
         return self.sent[id(push.delta)]

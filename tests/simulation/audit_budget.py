@@ -43,6 +43,8 @@ class Budget(Part):
         if not isinstance(message, BudgetDone) or link not in self._context.live or self._exit is not None:
             return
         if message.exact_local_steps != self._target or link.learner_id in self._reported:
+            wrong = "BudgetDuplicate" if link.learner_id in self._reported else "BudgetMismatch"
+            self._context.tally[f"refused {wrong}"] += 1
             self._take(BudgetInput.WRONG_REPORT)
         elif self._context.current.get(link.learner_id) == link:
             self._reported.add(link.learner_id)

@@ -83,13 +83,12 @@ class Finals(Part):
         if self._frozen is not None and not self._missing:
             waiting = {link for link in self._acked.values() if link in self._context.live}
             require(
-                waiting <= self._let_go or self._ended, f"{sorted(waiting - self._let_go)} are not let go"
+                waiting <= self._let_go or self._context.over,
+                f"{sorted(waiting - self._let_go)} are not let go",
             )
 
-    _ended = False
-
     def _on_exit(self, effect: Exit) -> None:
-        self._ended = True
+        self._context.over = True
         if "training complete" in effect.message:
             require(self._frozen is not None and not self._missing, "complete without every ACK")
         elif "no final acknowledgement" in effect.message:

@@ -171,7 +171,8 @@ class Rounds(Part):
     # -- answers ---------------------------------------------------------------------------------------------
 
     def _on_received(self, event: Received) -> None:
-        if isinstance(event.message, PushFragment) and event.link in self._context.live:
+        served = event.link in self._context.live and not self._context.over
+        if isinstance(event.message, PushFragment) and served:
             self._push = event.link, event.message
 
     def _on_count(self, effect: Count) -> None:

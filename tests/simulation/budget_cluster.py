@@ -68,7 +68,7 @@ class BudgetCluster(Cluster):
         if plan is None:
             plan = tuple(
                 Fault(rng.choice(TRIALS), 0.0, 0, rng.getrandbits(32), late=True)
-                for _ in range(rng.randint(2, 4))
+                for _ in range(rng.randint(3, 6))
             )
         self._trials = list(plan)
         self._trial: Fault | None = None

@@ -27,8 +27,10 @@ from tests.simulation.learner_process import LearnerProcess
 from tests.simulation.mischief import GUILTY, SPOILS
 from tests.simulation.plan import FAULTS_END, Fault, draw_plan
 from tests.simulation.setup import Setup, draw
+from tests.simulation.strangers import Stranger
 from tests.simulation.syncer_parts import Disk
 from tests.simulation.syncer_process import SyncerProcess
+from tests.simulation.teller import Teller
 from tests.simulation.wire import Line, Network
 from yeto_learner.core.records import BcastFragment
 from yeto_proto._generated.messages import PushFragment
@@ -43,14 +45,22 @@ class Cluster:
     """One seed. `play` runs it to its end and raises Broken when a promise is."""
 
     def __init__(
-        self, seed: int, *, setup: Setup | None = None, faults: tuple[Fault, ...] | None = None
+        self,
+        seed: int,
+        *,
+        setup: Setup | None = None,
+        faults: tuple[Fault, ...] | None = None,
+        verbose: bool = False,
     ) -> None:
+        self.verbose = verbose
         self.seed = seed
         self.setup = draw(Random(f"setup {seed}")) if setup is None else setup
         plan = draw_plan(Random(f"plan {seed}"), self.setup.config)
         self.faults = plan if faults is None else faults
         self.clock = Clock()
-        self.network = Network(self.clock, Random(f"network {seed}"), self.setup.latency)
+        self.network = Network(
+            self.clock, Random(f"network {seed}"), self.setup.latency, self.setup.bulk_time
+        )
         self.tally: Counter[str] = Counter()
         self.story: list[str] = []
         self.disk = Disk()
@@ -65,6 +75,7 @@ class Cluster:
         self._work = 0
         self._lives = 0
         self._trouble = Trouble(self)
+        self.stray: set[int] = set()
         self._late = [fault for fault in self.faults if fault.late]
         self._final_cut_sent = False
         self._start_syncer()
@@ -105,7 +116,7 @@ class Cluster:
                     require(same, f"learner {process.id} and the checkpoint differ in fragment {number}")
 
     def note(self, what: str) -> None:
-        """A line of the story."""
+        """A line of the story. With `verbose` it also tells of rounds, answers and broadcasts."""
         self.story.append(f"{self.clock.now:9.2f}  {what}")
 
     def next_work(self) -> int:
@@ -133,7 +144,9 @@ class Cluster:
         context = Context(config, self.clock, self.tally, self.sent, observers=frozenset(config.observers))
         rounds = Rounds(context, self.setup.layout.num_fragments, snapshot, self.works)
         files = Files(context, disk, snapshot)
-        parts = (Links(context), rounds, files, Finals(context), *self._parts(context))
+        parts = [Links(context), rounds, files, Finals(context), *self._parts(context)]
+        if self.verbose:
+            parts.append(Teller(self.note))
         audit = Audit(self.tally, parts, (files.landed,))
         self.syncer = SyncerProcess(
             self.clock, Random(f"syncer {self.seed} {self.starts}"), self.setup, config, disk, audit
@@ -179,7 +192,10 @@ class Cluster:
         self._final_cut_sent = True
         late, self._late = self._late, []
         for fault in late:
-            self.clock.after(fault.at, partial(self._trouble.make, fault))
+            if fault.at == 0.0:
+                self._trouble.make(fault)
+            else:
+                self.clock.after(fault.at, partial(self._trouble.make, fault))
 
     # -- learners --------------------------------------------------------------------------------------------
 
@@ -220,6 +236,13 @@ class Cluster:
         if not self.complete:
             self.clock.after(60.0, partial(self.start_learner, process.id))
 
+    def dialled(self, process: LearnerProcess, line: Line) -> None:
+        """A learner has opened a connection: now and then a stray stream is faster than its HELLO."""
+        if process.id in self.stray:
+            self.stray.discard(process.id)
+            self.tally["fault stray stream at the next dial"] += 1
+            Stranger(self, self._rng, "a stream beyond the announced").join(line)
+
     def pushes(
         self, process: LearnerProcess, push: PushFragment, works: tuple[int, ...]
     ) -> list[PushFragment]:
@@ -233,8 +256,16 @@ class Cluster:
             spoilt = SPOILS[kind](push, self.setup.session.dtype, self._rng)
         for each in spoilt:
             self.register(each, process.id, works)
+            self._tell_push(process, each)
         process.sent.append(push)
         return spoilt
+
+    def _tell_push(self, process: LearnerProcess, push: PushFragment) -> None:
+        if self.verbose:
+            self.note(
+                f"    learner {process.id} pushes {push.fragment_id} for step {push.global_step} attempt "
+                f"{push.round_attempt} from version {push.base_version}, {push.c_steps} steps"
+            )
 
     def register(self, push: PushFragment, learner: int, works: tuple[int, ...]) -> None:
         """Remember what a delta holds, by the identity of its bytes."""
@@ -242,6 +273,8 @@ class Cluster:
 
     def installed(self, process: LearnerProcess, line: Line, update: BcastFragment) -> None:
         """A learner has installed a broadcast: its bytes are those that everybody gets under this version."""
+        if self.verbose:
+            self.note(f"    learner {process.id} installs {update.fragment_id} at version {update.version}")
         digest = sha256(update.data).digest()
         known = line.server.book.setdefault((update.fragment_id, update.version), digest)
         require(

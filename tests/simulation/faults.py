@@ -57,6 +57,11 @@ class Trouble:
             return Stranger(self._world, rng, kind.removeprefix("stranger: ")).call()
         if kind.startswith("syncer") or kind in ("checkpoint fails", "marker fails"):
             return self._syncer(kind, rng)
+        if kind == "stray stream at the next dial":
+            self._world.stray.add(fault.learner)
+            return False  # told and counted when it comes
+        if kind == "observer stops reading":
+            return self._observer(rng)
         if kind == "everybody cut off":
             until = self._world.clock.now + rng.uniform(3, 60)
             for learner in range(len(self._world.learners)):
@@ -131,6 +136,8 @@ class Trouble:
                 line.reset(rng.uniform(0, 1))
             case "connection lost, noticed late by the syncer":
                 line.reset(rng.uniform(5, 120))
+            case "connections lost in a row":
+                self._lose_again(line.link.learner_id, rng, 3)
             case "connection lost, noticed late by the learner":
                 line.reset(rng.uniform(0, 1), learner_notice=rng.uniform(5, 60))
             case _:
@@ -138,6 +145,23 @@ class Trouble:
                     return False
                 line.lose_stream(rng.randint(1, line.streams))
         return True
+
+    def _lose_again(self, learner: int, rng: Random, times: int) -> None:
+        """The learner is back before the syncer has noticed, and is lost again before it has caught up."""
+        process = self._world.learners[learner]
+        if process is not None and process.line is not None:
+            process.line.reset(rng.uniform(5, 40))
+        if times > 1:
+            again = partial(self._lose_again, learner, rng, times - 1)
+            self._world.clock.after(1.1 + rng.uniform(0, 2), again)
+
+    def _observer(self, rng: Random) -> bool:
+        for observer in self._world.setup.config.observers:
+            process = self._world.learners[observer]
+            if process is not None and process.line is not None:
+                process.line.deaf_until = self._world.clock.now + rng.uniform(5, 100)
+                return True
+        return False
 
     # -- messages --------------------------------------------------------------------------------------------
 

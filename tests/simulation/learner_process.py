@@ -136,6 +136,7 @@ class LearnerProcess:
         self.link.connect(generation)
         self.line = Line(network, self, server, hello)
         self.line.greet()
+        self._host.dialled(self, self.line)
         self._lost_at = None
         self._waits = redial_waits()
         if self.state is State.ACKED:

@@ -27,6 +27,10 @@ def _future(push: PushFragment, dtype: Dtype, rng: Random) -> list[PushFragment]
     return [replace(push, base_version=push.base_version + rng.randint(1, 50))]
 
 
+def _stale(push: PushFragment, dtype: Dtype, rng: Random) -> list[PushFragment]:
+    return [replace(push, base_version=max(push.base_version - rng.randint(1, 20), 0))]
+
+
 def _stray(push: PushFragment, dtype: Dtype, rng: Random) -> list[PushFragment]:
     return [replace(push, round_attempt=push.round_attempt + 1)]
 
@@ -58,6 +62,7 @@ def _overflow(push: PushFragment, dtype: Dtype, rng: Random) -> list[PushFragmen
 SPOILS: dict[str, Spoil] = {
     "push sent twice": _twice,
     "future base": _future,
+    "stale base": _stale,
     "stray attempt": _stray,
     "wrong learner id": _wrong_learner,
     "NaN in a push": _not_finite,

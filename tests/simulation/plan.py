@@ -17,22 +17,26 @@ WEIGHTS: Mapping[str, float] = {
     "connection reset": 3,
     "connection lost, noticed late by the syncer": 4,
     "connection lost, noticed late by the learner": 2,
+    "connections lost in a row": 3,
+    "stray stream at the next dial": 4,
     "data stream lost": 2,
     "learner cut off": 3,
-    "everybody cut off": 1,
+    "everybody cut off": 2,
     "slow network": 2,
-    "learner stops reading": 4,
+    "learner stops reading": 5,
     "learner hangs": 3,
     "learner hangs without heartbeats": 2,
     "learner killed": 3,
     "learner killed, its checkpoint lost": 2,
     "syncer killed": 3,
     "syncer told to stop": 4,
-    "syncer told to stop twice": 1,
+    "syncer told to stop twice": 2,
     "checkpoint fails": 3,
     "marker fails": 1,
-    **dict.fromkeys(SPOILS, 2.0),
-    "overflowing push": 3,
+    **dict.fromkeys(SPOILS, 2.5),
+    "NaN in a push": 4,
+    "stale base": 6,
+    "overflowing push": 6,
     "old push again": 3,
     "uninvited push": 6,
     "INIT of another learner": 2,
@@ -43,13 +47,26 @@ WEIGHTS: Mapping[str, float] = {
     "forged broadcast": 2,
     "forged manifest": 1,
     "forged SHUTDOWN": 2,
-    **{f"stranger: {kind}": 1.3 for kind in strangers.KINDS},
+    "observer stops reading": 2,
+}
+
+STRANGERS: Mapping[str, float] = {
+    **dict.fromkeys((f"stranger: {kind}" for kind in strangers.KINDS), 1.0),
+    "stranger: no profile": 4.0,
+    "stranger: a live generation again": 1.5,
+    "stranger: a retired generation again": 3.0,
+    "stranger: a stream of a retired generation": 5.0,
+    "stranger: a stream before its HELLO, which never comes": 2.5,
 }
 
 LATE = (
     "connection reset",
     "connection lost, noticed late by the syncer",
     "learner stops reading",
+    "learner stops reading",
+    "observer stops reading",
+    "observer stops reading",
+    "observer stops reading",
     "learner killed",
     "learner killed, its checkpoint lost",
     "learner cut off",
@@ -81,13 +98,25 @@ class Fault:
 
 
 def draw_plan(rng: Random, config: Config) -> tuple[Fault, ...]:
-    """Up to sixteen faults; none in every sixth world."""
-    count = 0 if rng.random() < 1 / 6 else rng.randint(1, 16)
-    kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
+    """A handful of faults and of strangers; none in every eighth world."""
+    if rng.random() < 1 / 8:
+        return ()
     faults = []
-    for _ in range(count):
+    for _ in range(rng.randint(2, 20)):
         late = rng.random() < 0.25
-        kind = rng.choice(LATE) if late else rng.choices(kinds, weights)[0]
-        at = rng.uniform(0.0, 8.0) if late else rng.uniform(1.0, rng.choice((20.0, 90.0, FAULTS_END)))
+        kind = rng.choice(LATE) if late else _any(WEIGHTS, rng)
+        at = _early(rng)
+        if late:
+            at = rng.choice((0.0, rng.uniform(0.0, 8.0)))
         faults.append(Fault(kind, at, rng.randrange(config.learners), rng.getrandbits(32), late))
+    for _ in range(rng.randint(0, 7)):
+        faults.append(Fault(_any(STRANGERS, rng), _early(rng), 0, rng.getrandbits(32)))
     return tuple(sorted(faults, key=lambda fault: (fault.late, fault.at)))
+
+
+def _any(weights: Mapping[str, float], rng: Random) -> str:
+    return rng.choices(list(weights), list(weights.values()))[0]
+
+
+def _early(rng: Random) -> float:
+    return rng.uniform(1.0, rng.choice((20.0, 90.0, FAULTS_END)))

@@ -59,6 +59,7 @@ class Setup:
     habits: tuple[Habits, ...]
     write_timeout: float
     latency: float  # seconds, about
+    bulk_time: float  # longest time in which a bulk message leaves
     slow_disk: float  # longest write of a checkpoint
     merge_time: float  # longest merge
 
@@ -68,8 +69,8 @@ def draw(rng: Random) -> Setup:
     config = _config(rng)
     modes = rng.choices((MergeMode.AVG, MergeMode.RDA, MergeMode.ISO), (8, 3, 1), k=rng.randint(1, 4))
     layout = layout_of(tuple(modes))
-    bound = config.require_profile_binding or rng.random() < 0.2
-    dtype = rng.choice((Dtype.F32, Dtype.F32, Dtype.BF16, Dtype.Q4))
+    bound = config.require_profile_binding or rng.random() < 0.3
+    dtype = rng.choice((Dtype.F32, Dtype.F32, Dtype.BF16, Dtype.Q4, Dtype.Q4))
     session = session_of(layout, dtype, profile_hash(config) if bound else None)
     # Only a syncer that never shows a step which is not durable comes back with what its learners hold.
     cautious = config.per_round_checkpoint and rng.random() < 0.5
@@ -78,8 +79,9 @@ def draw(rng: Random) -> Setup:
         layout,
         session,
         tuple(_habits(rng, rewinds=not cautious) for _ in range(config.learners)),
-        write_timeout=rng.choice((20.0, 60.0)),
+        write_timeout=rng.choice((20.0, 20.0, 100.0)),
         latency=rng.choice((0.001, 0.05, 0.3)),
+        bulk_time=rng.choice((0.0, 0.1, 1.5)),
         slow_disk=rng.choice((0.1, 3.0, 15.0)),
         merge_time=rng.choice((0.01, 0.5, 4.0)),
     )
@@ -101,7 +103,7 @@ def _habits(rng: Random, *, rewinds: bool) -> Habits:
 
 def _config(rng: Random) -> Config:
     learners = rng.choice((1, 2, 2, 3, 3, 4, 5))
-    observers = (learners - 1,) if learners > 2 and rng.random() < 0.25 else ()
+    observers = (learners - 1,) if learners > 2 and rng.random() < 0.4 else ()
     participants = learners - len(observers)
     path = rng.random() < 0.8
     every = rng.choice((0, 1, 1, 2, 3, 8))
@@ -115,7 +117,7 @@ def _config(rng: Random) -> Config:
         min_round_interval_ms=rng.choice((0, 0, 500)),
         sync_interval_steps=rng.choice((0.0, 0.0, 2.0, 6.0)),
         quorum_timeout_s=rng.choice((15, 15, 40, 90)),
-        final_ack_timeout_s=rng.choice((None, 25, 60, 150)),
+        final_ack_timeout_s=rng.choice((None, 12, 25, 60)),
         checkpoint_path="state.ckpt" if path else None,
         checkpoint_every=every,
         resume_if_exists=path,
@@ -131,7 +133,7 @@ def _config(rng: Random) -> Config:
         outer_lr=rng.choice((0.7, 1.0)),
         outer_momentum=rng.choice((0.0, 0.9)),
         shutdown_timeout_s=rng.choice((5.0, 60.0)),
-        require_profile_binding=rng.random() < 0.15,
+        require_profile_binding=rng.random() < 0.3,
         event_tape="tape.jsonl",
     )
     special = rng.random()

@@ -78,13 +78,19 @@ class Stranger:
                 line.greet()
         return True
 
+    def join(self, line: Line) -> None:
+        """Say that one more stream belongs to a group whose HELLO is still on its way."""
+        syncer = self._world.syncer
+        if syncer is not None:
+            self._data(syncer, Line(self._world.network, self, syncer, line.hello))
+
     def _data(self, syncer: SyncerProcess, line: Line) -> None:
         learner, generation = line.link
         index = {"a stream beyond the announced": line.hello.num_streams}.get(self._kind, 0)
         syncer.opened(line, CONTROL)
         greeting = DataHello(learner, generation, index)
-        self._world.clock.after(0.2, partial(syncer.greeted, line, CONTROL, greeting))
-        if self._kind.endswith("never comes") and self._rng.random() < 0.5:
+        self._world.clock.after(0.0, partial(syncer.greeted, line, CONTROL, greeting))
+        if self._kind.endswith("never comes") and self._rng.random() < 0.6:
             self._world.clock.after(2.0, line.close)
 
     def _hello(self, syncer: SyncerProcess) -> Hello | None:

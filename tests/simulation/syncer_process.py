@@ -222,12 +222,12 @@ class SyncerProcess:
                 if line is not None:
                     line.deliver(message)
             case Deliver(links, fragments, final, token):
+                if final:
+                    self.on_final()
                 for link in links:
                     line = self._lines.get(link)
                     if line is not None:
                         self._outgoing[line].put(fragments, final, token)
-                if final:
-                    self.on_final()
             case AppendTape(record):
                 self.disk.tape.append({**record, "time": self.clock.now})
             case Accept(conn, link, _):

@@ -46,10 +46,11 @@ class Server(Protocol):
 class Network:
     """Delays of one world, and which learners it keeps from the syncer for a while."""
 
-    def __init__(self, clock: Clock, rng: Random, latency: float) -> None:
+    def __init__(self, clock: Clock, rng: Random, latency: float, bulk: float) -> None:
         self.clock = clock
         self.rng = rng
         self.latency = latency
+        self._bulk = bulk
         self.slow_until = 0.0
         self._cut_until: dict[int, float] = {}
 
@@ -71,8 +72,8 @@ class Network:
 
     def bulk_time(self) -> float:
         """How long the bytes of one bulk message need to leave."""
-        slow = 40.0 if self.clock.now < self.slow_until else 4.0
-        return self.latency * slow * self.rng.random()
+        slow = 10.0 if self.clock.now < self.slow_until else 1.0
+        return (self.latency + self._bulk) * slow * self.rng.random()
 
 
 class Line:

@@ -346,3 +346,12 @@ sys.exit(main())
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_an_output_that_is_full_is_one_line() -> None:
+    command = [sys.executable, "-m", "yeto_syncer", *RUN, "--print-config"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: cannot write: No space left on device; standard output; ")
+    assert done.stderr.count("\n") == 1

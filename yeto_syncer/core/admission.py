@@ -75,8 +75,12 @@ class Admission:
             fragments=self.session.num_fragments,
         )
         if superseded is not None:
+            # A redial looks like this too. Two processes with one id do it over and over; none is told.
             self._outbox.log(
-                "info", "superseded", learner=link.learner_id, generation=superseded.link.generation
+                "warning",
+                "superseded by a newer connection of the same learner id",
+                learner=link.learner_id,
+                generation=superseded.link.generation,
             )
         for waiting, data_hello in self._waiting.pop(link, {}).items():
             del self._waits_for[waiting]

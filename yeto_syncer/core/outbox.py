@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from yeto_proto._generated.errors import OutOfRound
 from yeto_proto.errors_base import YetoError
 from yeto_syncer.core.effects import AppendTape, Count, Effect, Level, Log
 from yeto_syncer.core.jobs import Link
@@ -41,9 +42,9 @@ class Outbox:
         """A message was dropped without an answer: count it, log it, put it on the tape (D10)."""
         reason = type(error).__name__
         self.count("rejected", reason=reason)
-        self.log(
-            "warning", f"dropped: {error}", learner=link.learner_id, generation=link.generation, **fields
-        )
+        # With a quorum below the number of learners every round has answers that come too late: no news.
+        level: Level = "debug" if isinstance(error, OutOfRound) else "warning"
+        self.log(level, f"dropped: {error}", learner=link.learner_id, generation=link.generation, **fields)
         self.tape(
             {
                 "event": "rejected",

@@ -97,6 +97,10 @@ class Run:
     def entered(self, now: float, group: Group) -> None:
         """A new generation: what it is sent depends on the phase."""
         self._recoveries.joined(now, group.link)
+        if self.phase is Phase.WAITING:
+            connected, wanted = self._registry.connected_participants(), self._config.start_learners
+            if connected < wanted:
+                self._outbox.log("info", "waiting for learners", connected=connected, wanted=wanted)
         if self.cutoff is not None:
             self.cutoff.progress(now, group.link.learner_id, None)
         elif self.phase is Phase.TRAINING:

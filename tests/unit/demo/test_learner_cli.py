@@ -154,3 +154,28 @@ def test_quick_is_shorter_in_everything_that_takes_time() -> None:
     assert quick.kill_at < quick.rounds / 3
     assert full.kill_at < full.rounds / 2
     assert (quick.seed, quick.quorum, quick.learners) == (full.seed, full.quorum, full.learners)
+
+
+def layout_file(folder: Path) -> str:
+    path = folder / "layout.json"
+    path.write_text(build_layout({"größe": (3, 4)}, 1).to_json(), encoding="utf-8")
+    return str(path)
+
+
+def test_names_that_the_locale_cannot_show_are_escaped(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "yeto_learner", "layout", layout_file(tmp_path)]
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"gr\xf6\xdfe" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["layout"], ["layout", "--json"], ["doctor", "--json"]])
+def test_an_output_that_is_full_is_one_line(arguments: list[str], tmp_path: Path) -> None:
+    subject = layout_file(tmp_path) if arguments[0] == "layout" else "127.0.0.1:1"
+    command = [sys.executable, "-m", "yeto_learner", *arguments, subject]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: cannot write: No space left on device; standard output; ")
+    assert done.stderr.count("\n") == 1

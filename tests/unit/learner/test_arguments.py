@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import numpy as np
 import pytest
 
+from yeto_learner import Learner
 from yeto_learner.arguments import environment_key, parse_contract, parse_dtype, parse_hash
 from yeto_learner.channel import parse_address
 from yeto_learner.errors import SessionRejectedError
@@ -101,3 +103,30 @@ def test_a_refusal_is_one_line_without_control_characters() -> None:
     error = SessionRejectedError(text)
     assert str(error) == r"syncer rejected protocol session: bad \x1b[31m\nnews \u202e\ud800 häh"
     assert error.text == text
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value"),
+    [
+        *(
+            (keyword, value)
+            for keyword in (
+                "heartbeat_s",
+                "heartbeat_stall_s",
+                "initial_cut_timeout_s",
+                "init_probe_s",
+                "finalization_timeout_s",
+                "connect_timeout_s",
+            )
+            for value in (-1, float("nan"))
+        ),
+        ("max_reconnects", -1),
+        ("num_fragments", 0),
+        ("pattern", "spiral"),
+        ("matrix_merge", "best"),
+        ("avg_name_regex", "("),
+    ],
+)
+def test_what_a_learner_cannot_use_is_a_value_error_that_names_it(keyword: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=keyword):
+        Learner({"a": np.zeros(4, np.float32)}, "127.0.0.1:1", session_contract="x", **{keyword: value})

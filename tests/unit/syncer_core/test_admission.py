@@ -133,7 +133,7 @@ def test_a_new_generation_supersedes_and_the_old_socket_stays_open() -> None:
     run = driver()
     old, new = Peer(run, 0, 1), Peer(run, 0, 2)
     assert old.connected and new.connected
-    assert run.logged("superseded")
+    assert run.logged("superseded by a newer connection of the same learner id")
     old.close()
     assert new.connected
 
