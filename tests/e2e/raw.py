@@ -192,6 +192,7 @@ class Trainer(Raw):
         self.manifest: FinalManifest | None = None
         self.answered: list[PullReq] = []
         self.local_step = 0
+        self.tokens = 10  # what each push claims
         self.shut_down = False
 
     def initialize(self, values: Sequence[F32], *, chunked: bool = True) -> None:
@@ -247,7 +248,7 @@ class Trainer(Raw):
             base_version=version,
             local_step=self.local_step,
             c_steps=1,
-            c_tokens=10,
+            c_tokens=self.tokens,
             delta=dtypes.encode(self.session.dtype, self.delta(anchor)),
         )
         self.answered.append(pull)

@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -17,9 +18,11 @@ import pytest
 from tests.e2e.processes import Processes, wait_until
 from tests.e2e.raw import CONTROL, Raw, Trainer, dial, drive, hello, train
 from tests.e2e.test_syncer_run import QUICK, initial, small_layout
+from yeto_proto._generated.files import U64_MAX
 from yeto_proto._generated.messages import BcastFragment, Heartbeat
 from yeto_proto._generated.types import Dtype
 from yeto_proto.codec import encode
+from yeto_proto.files import read_snapshot
 from yeto_proto.layout import build_layout
 
 ALONE = (
@@ -264,3 +267,24 @@ def test_thousands_of_idle_connections_do_not_slow_a_run_down(processes: Process
             sock.close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.rule("syncer.strays.contained")
+def test_a_learner_that_claims_all_tokens_there_are_does_not_stop_the_checkpoints(
+    processes: Processes, tmp_path: Path
+) -> None:
+    layout = small_layout()
+    checkpoint = tmp_path / "run.ckpt"
+    syncer = processes.syncer(
+        *("--learners", "2", "--total-steps", "6", *QUICK, "--quorum", "2"),
+        *("--checkpoint-path", str(checkpoint), "--checkpoint-every", "1"),
+    )
+    honest = Trainer(syncer.port, hello(layout, 0), target=1.0)
+    liar = Trainer(syncer.port, hello(layout, 1), target=1.0)
+    liar.tokens = U64_MAX
+    honest.initialize(initial(layout))
+    train([honest, liar])
+    syncer.finished()
+    ledger = read_snapshot(checkpoint).ledger
+    assert (ledger[0].merges, ledger[0].tokens) == (6, 60)
+    assert (ledger[1].merges, ledger[1].tokens) == (6, U64_MAX)

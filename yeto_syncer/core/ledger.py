@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from yeto_proto._generated.files import U64_MAX
 from yeto_proto.files.model import LedgerEntry
 
 
@@ -18,11 +19,14 @@ class Ledger:
         }
 
     def charge(self, learner_id: int, steps: int, tokens: int) -> None:
-        """One answer of this learner was merged."""
+        """One answer of this learner was merged.
+
+        A sum stays at the largest number that the file can hold: a learner may claim any number of tokens,
+        and must not be able to make a checkpoint impossible.
+        """
         entry = self._entries.setdefault(learner_id, [0, 0, 0])
-        entry[0] += 1
-        entry[1] += steps
-        entry[2] += tokens
+        for place, amount in enumerate((1, steps, tokens)):
+            entry[place] = min(entry[place] + amount, U64_MAX)
 
     def snapshot(self) -> dict[int, LedgerEntry]:
         """A copy in ascending id, as a checkpoint holds it."""
