@@ -87,14 +87,20 @@ def cover(spec: Spec, tests: Path) -> Coverage:
 
 
 def table(coverage: Coverage) -> str:
-    """The coverage as a table for people, one line per rule, with counts and faults at the end."""
+    """The coverage as a table for people: a line per rule with its first accepting case, refusing case and
+    test, and how many more there are; counts and faults at the end.
+    """
     found = coverage.proofs
-    width = max(len(each.id) for each in found)
-    lines = [f"{'rule':{width}}  {'when':7}  accept  refuse  tests"]
-    for each in found:
-        numbers = f"{len(each.accept):6}  {len(each.refuse):6}  {len(each.tests):5}"
-        lacks = f"  lacks {' and '.join(each.missing)}" if each.missing else ""
-        lines.append(f"{each.id:{width}}  {each.when:7}  {numbers}{lacks}")
+    rows = [("rule", "when", "accepted by", "refused by", "test")]
+    rows += [
+        (each.id, each.when, _first(each.accept), _first(each.refuse), _first(each.tests)) for each in found
+    ]
+    widths = [max(len(row[place]) for row in rows) for place in range(4)]
+    lines = []
+    for row, lacks in zip(rows, [[], *(each.missing for each in found)], strict=True):
+        cells = [f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)]
+        note = f"  lacks {' and '.join(lacks)}" if lacks else ""
+        lines.append("  ".join([*cells, row[4]]).rstrip() + note)
     decode = [each for each in found if each.when == "decode"]
     whole = sum(not each.missing for each in decode)
     lines.append(f"{whole} of {len(decode)} decode rules have an accepting and a refusing case")
@@ -102,6 +108,13 @@ def table(coverage: Coverage) -> str:
     lines.append(f"{tested} of {len(found)} rules are named by a test")
     lines += [f"error: {each}" for each in coverage.unknown]
     return "\n".join(lines)
+
+
+def _first(names: list[str]) -> str:
+    """The first of them, and the number of the others."""
+    if not names:
+        return "-"
+    return names[0] if len(names) == 1 else f"{names[0]} (+{len(names) - 1})"
 
 
 def _proof(found: dict[str, Proof], rule: str, where: Where) -> Proof:

@@ -130,6 +130,7 @@ def at_hello(snapshot: Snapshot, **changes: Any) -> None:
         ),
     ],
 )
+@pytest.mark.rule("syncer.sweep.files")
 def test_what_is_refused_at_start(snapshot: Snapshot, rule: str, error: type[YetoError], words: str) -> None:
     with pytest.raises(error, match=words) as caught:
         at_start(snapshot)

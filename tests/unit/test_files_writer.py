@@ -118,6 +118,7 @@ def test_a_strided_array_is_refused() -> None:
         writer.write_params(np.ones(4, np.float32)[::2])
 
 
+@pytest.mark.rule("syncer.resume.trailer")
 def test_the_default_trailer() -> None:
     assert cut().actual_trailer() == GOOD
     assert cut(contract=None).actual_trailer() == Trailer(TrailerForm.FINGERPRINT, FINGERPRINT)

@@ -91,6 +91,7 @@ def test_a_learner_is_used_inside_its_block() -> None:
             call()
 
 
+@pytest.mark.rule("learner.contract.default")
 def test_a_missing_contract_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.WARNING),

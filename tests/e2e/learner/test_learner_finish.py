@@ -14,6 +14,7 @@ from yeto_learner import final_cut
 from yeto_proto._generated import messages as wire
 
 
+@pytest.mark.rule("learner.final.exact")
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("streams", [0, 2])
 def test_the_end_of_a_run(dtype: str, streams: int) -> None:
@@ -55,6 +56,7 @@ def test_broadcasts_that_nobody_takes_do_not_hold_up_the_final_cut() -> None:
         assert not finisher.is_alive()
 
 
+@pytest.mark.rule("learner.final.bounded")
 def test_a_cut_that_stays_incomplete_leaves_the_parameters_untouched() -> None:
     arrays = parameters()
     with running(arrays) as (made, peer, _):

@@ -84,6 +84,7 @@ def test_a_rewound_syncer_is_followed() -> None:
         assert second.expect(wire.PushFragment).base_version == 3
 
 
+@pytest.mark.rule("learner.anchor.released")
 def test_an_anchor_spent_on_a_replaced_link_answers_again() -> None:
     arrays = parameters()
     with running(arrays) as (made, first, syncer):
@@ -137,6 +138,7 @@ def test_a_restart_keeps_local_progress(tmp_path: Path, caplog: pytest.LogCaptur
     assert "shift 1" in caplog.text
 
 
+@pytest.mark.rule("learner.init.probe")
 def test_a_resumed_learner_0_sends_its_values_when_the_syncer_has_none() -> None:
     arrays = parameters()
     with running(arrays) as (made, _, _):

@@ -17,6 +17,7 @@ from yeto_proto._generated import messages as wire
 from yeto_proto.layout import build_layout
 
 
+@pytest.mark.rule("learner.generation.fresh")
 def test_a_redial_has_a_new_generation_and_drops_what_belonged_to_the_old_one(
     syncer: ScriptedSyncer, make: Callable[..., SyncerClient]
 ) -> None:

@@ -206,6 +206,7 @@ def test_closing_ends_a_push_that_waits_for_a_stalled_syncer() -> None:
         assert len(outcome) == 1
 
 
+@pytest.mark.rule("learner.message.pinned")
 def test_a_push_that_loses_its_link_in_the_middle_says_so(
     make: Callable[..., SyncerClient], syncer: ScriptedSyncer
 ) -> None:

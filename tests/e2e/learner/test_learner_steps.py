@@ -76,6 +76,7 @@ def test_two_broadcasts_before_one_boundary_are_blended_one_after_the_other() ->
         )
 
 
+@pytest.mark.rule("learner.anchor.spent")
 def test_a_retry_of_the_same_step_is_answered_again_and_another_step_waits() -> None:
     arrays = parameters()
     with running(arrays) as (made, peer, _):
@@ -123,6 +124,7 @@ def test_reuse_anchor_answers_consecutive_rounds() -> None:
             assert peer.expect(wire.PushFragment).global_step == step
 
 
+@pytest.mark.rule("learner.boundary.never_waits")
 def test_a_stalled_syncer_never_blocks_a_step() -> None:
     arrays = {"w": np.zeros(6_000_000, np.float32)}
     with running(arrays, num_fragments=1, num_streams=1) as (made, peer, _):

@@ -57,6 +57,7 @@ class Script:
         return given
 
 
+@pytest.mark.rule("learner.pull.deferred")
 def test_a_pull_before_the_first_broadcast_waits_for_the_anchor() -> None:
     script = Script()
     script.train()

@@ -98,6 +98,7 @@ def test_the_first_broadcast_of_each_fragment_after_a_redial_is_a_catch_up() -> 
     assert flags == [(0, 1, False), (0, 2, True), (0, 3, False), (1, 2, True)]
 
 
+@pytest.mark.rule("learner.catch_up.rewound")
 @pytest.mark.parametrize(("version", "fill"), [(3, b"y"), (4, b"y")])
 def test_a_rewound_catch_up_is_taken_once_when_that_is_asked_for(version: int, fill: bytes) -> None:
     link = connected(rewound=True)

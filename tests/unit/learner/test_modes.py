@@ -30,6 +30,7 @@ A, S, B, W, C = (
         (6, False, False, True, B),
     ],
 )
+@pytest.mark.rule("learner.install.live")
 def test_a_running_learner_follows_table_7_3(
     version: int, catch_up: bool, same_bytes: bool, pushed: bool, mode: InstallMode
 ) -> None:
@@ -54,6 +55,7 @@ def test_a_running_learner_follows_table_7_3(
         (9, None, True, False, W),
     ],
 )
+@pytest.mark.rule("learner.install.resumed")
 def test_a_restarted_learner_follows_table_7_2(
     version: int, recorded: int | None, anchor_saved: bool, pushed: bool, mode: InstallMode
 ) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from itertools import islice
 
+import pytest
+
 from yeto_learner.core.redial import redial_waits
 
 
+@pytest.mark.rule("learner.redial.waits")
 def test_waits_double_up_to_thirty_seconds() -> None:
     assert list(islice(redial_waits(), 8)) == [1, 2, 4, 8, 16, 30, 30, 30]
 

@@ -53,6 +53,7 @@ def anchor_with(raw: F32, dtype: Dtype = Dtype.F32) -> Anchor:
     return anchor
 
 
+@pytest.mark.rule("learner.anchor.raw")
 @pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("dtype", [Dtype.F32, Dtype.BF16])
 @pytest.mark.parametrize("alpha", [0.0, 0.25, 1.0])

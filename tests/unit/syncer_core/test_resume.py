@@ -118,6 +118,7 @@ def test_a_file_without_a_contract_needs_a_client_without_one() -> None:
     assert Peer(run, 0, 2, contract=FINGERPRINT).connected
 
 
+@pytest.mark.rule("syncer.resume.legacy")
 def test_v2_resumes_ungrouped_layouts_whatever_the_contract() -> None:
     run = resumed(snapshot(4, version_tag=SnapshotVersion.V2, fingerprint=None, contract=None))
     grouped = WireLayout.build([(MergeMode.AVG, [1, 1], None)] * 3)
