@@ -54,8 +54,7 @@ class Finalization:
             )
         self.state = FINALIZATION.initial
         # Sending may take longer than the learners may take to answer, so each fragment that has left moves
-        # the
-        # deadline until the first round of cuts is out. From then on nothing moves it.
+        # the deadline until the first round of cuts is out. From then on nothing moves it.
         self.deadline = now + config.final_ack_s
         self._deliver(list(registry.current_links()))
         self._first_round = set(self._outstanding)

@@ -1,8 +1,7 @@
 """The global parameters: versions, f32 parameters and momentum of every fragment, and the global step.
 
 Arrays are never written to. A commit replaces them, so that broadcasts, merges and checkpoints that still
-hold
-the old ones share them without a copy and without a lock.
+hold the old ones share them without a copy and without a lock.
 """
 
 from __future__ import annotations

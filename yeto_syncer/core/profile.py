@@ -1,8 +1,7 @@
 """The semantic profile hash: one 32-byte name for how this server merges, schedules and recovers (D40).
 
 A client that offers a hash is refused unless it equals this one. Port, paths, keys and the iso backend are
-not
-part of it; neither is anything that cannot change a result or what a restart recovers.
+not part of it; neither is anything that cannot change a result or what a restart recovers.
 """
 
 from __future__ import annotations
