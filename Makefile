@@ -67,7 +67,8 @@ fuzz: $(VENV)/.dev ## Run the property tests for a minute each
 	@YETO_HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest tests/property $(ARGS)
 
 coverage: $(VENV)/.dev ## Branch coverage of yeto_proto, and the table of spec rules with their cases and tests
-	@$(BIN)/python -m pytest -q tests/unit tests/property tests/vectors tests/machines --cov=yeto_proto --cov-branch --cov-report=term-missing:skip-covered $(ARGS)
+	@$(BIN)/coverage run --source=yeto_proto -m pytest -q tests/unit/test_*.py tests/property tests/vectors tests/machines $(ARGS)
+	@$(BIN)/coverage report --skip-covered
 	@$(BIN)/python -m codegen --coverage
 
 clean: ## Remove what the targets wrote, the virtual environment included
