@@ -171,6 +171,12 @@ class SyncerClient:
         return self._link.generation
 
     @property
+    def catching_up(self) -> frozenset[int]:
+        """The fragments whose first broadcast since the last redial has not come yet."""
+        with self._changed:
+            return self._link.catching_up
+
+    @property
     def connection_epoch(self) -> int:
         """Goes up by one at each connect and at each teardown."""
         return self._link.epoch

@@ -270,12 +270,15 @@ class Learner:
             boundary.settled(answer, generation)
         if self.done:
             return True
-        # Pulls first: one whose own merge is installed below is dropped instead of answered.
+        # Both as they are before anything is installed, and in this order: what changes from here on only
+        # keeps more anchors spent.
+        generation, catching_up = client.connection_generation, client.catching_up
+        # Pulls before broadcasts: one whose own merge is installed below is dropped instead of answered.
         boundary.add_pulls(client.drain_pulls())
         while self._install_next():
             pass
         if client.connected:
-            boundary.release_replaced(client.connection_generation)
+            boundary.release_replaced(generation, catching_up)
             self._answer_pulls()
         return self.done
 

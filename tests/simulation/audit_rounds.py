@@ -112,12 +112,14 @@ class Rounds(Part):
             (link, push), self._push = self._push, None
             self._judge(link, push)
 
+    def _settle_pulls(self) -> None:
+        pulls, self._pulls = self._pulls, []
+        for link, pull in pulls:
+            self._pulled(link, pull, [each for each, other in pulls if other == pull])
+
     def settle(self, event: Event) -> None:
         self._settle_push()
-        if self._pulls:
-            pulls, self._pulls = self._pulls, []
-            for link, pull in pulls:
-                self._pulled(link, pull, [each for each, other in pulls if other == pull])
+        self._settle_pulls()
         if self._folds:
             folds, self._folds = self._folds, []
             for job in folds:
@@ -371,6 +373,7 @@ class Rounds(Part):
                 require(record["answers"] == lost, f"{lost} answers are lost, the tape says {record}")
             case "round_dropped":
                 self._settle_push()
+                self._settle_pulls()  # a retry may be given up at once
                 attempt = self._attempts.pop(record["step"], None)
                 lost = 0 if attempt is None or attempt.emptied else len(attempt.taken)
                 require(record["answers"] == lost, f"{lost} answers are lost, the tape says {record}")

@@ -24,7 +24,7 @@ from tests.simulation.clock import Clock
 from tests.simulation.faults import Trouble
 from tests.simulation.learner_parts import Saved, State
 from tests.simulation.learner_process import LearnerProcess
-from tests.simulation.mischief import GUILTY, SPOILS
+from tests.simulation.mischief import GUILTY, SPOILS, TAINTING
 from tests.simulation.plan import FAULTS_END, Fault, draw_plan
 from tests.simulation.setup import Setup, draw
 from tests.simulation.strangers import Stranger
@@ -251,11 +251,12 @@ class Cluster:
         if process.mischief:
             kind = process.mischief.popleft()
             process.guilty |= kind in GUILTY
+            process.tainted |= kind in TAINTING
             self.tally[f"fault {kind}"] += 1
             self.note(f"learner {process.id}: {kind}")
             spoilt = SPOILS[kind](push, self.setup.session.dtype, self._rng)
         for each in spoilt:
-            self.register(each, process.id, works)
+            self.register(each, process.id, () if process.tainted else works)
             self._tell_push(process, each)
         process.sent.append(push)
         return spoilt
@@ -275,11 +276,12 @@ class Cluster:
         """A learner has installed a broadcast: its bytes are those that everybody gets under this version."""
         if self.verbose:
             self.note(f"    learner {process.id} installs {update.fragment_id} at version {update.version}")
+        if process.guilty:
+            return  # the first broadcast after a redial is taken whatever it holds, so a forged one may be
         digest = sha256(update.data).digest()
         known = line.server.book.setdefault((update.fragment_id, update.version), digest)
-        require(
-            known == digest, f"version {update.version} of fragment {update.fragment_id} has two contents"
-        )
+        what = f"version {update.version} of fragment {update.fragment_id}"
+        require(known == digest, f"{what} has two contents")
 
 
 def play(seed: int, **changes: Any) -> Cluster:

@@ -55,7 +55,7 @@ class Trouble:
         kind = fault.kind
         if kind.startswith("stranger: "):
             return Stranger(self._world, rng, kind.removeprefix("stranger: ")).call()
-        if kind.startswith("syncer") or kind in ("checkpoint fails", "marker fails"):
+        if kind.startswith("syncer") or kind in ("checkpoint fails", "marker fails", "merge not finite"):
             return self._syncer(kind, rng)
         if kind == "stray stream at the next dial":
             self._world.stray.add(fault.learner)
@@ -104,6 +104,8 @@ class Trouble:
                 world.clock.after(rng.uniform(0, 3), partial(syncer.stop, 2))
             case "checkpoint fails":
                 syncer.fail_next_save = True
+            case "merge not finite":
+                syncer.overflows += rng.choice((1, 1, 2, 3))
             case _:
                 syncer.fail_next_marker = True
         return True
@@ -119,7 +121,7 @@ class Trouble:
             case "learner stops reading":
                 if process.line is None:
                     return False
-                process.line.deaf_until = now + rng.uniform(5, 100)
+                process.line.deaf_until = now + rng.uniform(15, 100)
             case "learner hangs":
                 process.hung_until = now + rng.uniform(10, 100)
             case "learner hangs without heartbeats":
@@ -159,7 +161,7 @@ class Trouble:
         for observer in self._world.setup.config.observers:
             process = self._world.learners[observer]
             if process is not None and process.line is not None:
-                process.line.deaf_until = self._world.clock.now + rng.uniform(5, 100)
+                process.line.deaf_until = self._world.clock.now + rng.uniform(15, 100)
                 return True
         return False
 
@@ -229,7 +231,7 @@ class Trouble:
             if version is None or process.state is not State.TRAIN:
                 return False
             message = BcastFragment(0, version, b"\x01" * self._world.setup.session.bulk_bytes(0))
-        process.guilty = True
+        process.guilty = process.tainted = True
         line.deliver(message)
         return True
 

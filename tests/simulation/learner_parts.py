@@ -69,7 +69,8 @@ class Saved:
     fragments: tuple[RecordedFragment | None, ...]
     anchors: dict[int, SavedAnchor]
     works: tuple[tuple[int, ...], ...]  # of each fragment
-    lives: list[int] = field(default_factory=list)  # the local step at which each life from here began
+    tainted: bool
+    pushed_later: set[int] = field(default_factory=set)  # fragments of which a delta was pushed afterwards
 
 
 class Local:

@@ -54,7 +54,9 @@ class LearnerProcess:
         self.hung_until = 0.0
         self.mute_until = 0.0
         self.mischief: deque[str] = deque()  # what the next messages are spoilt with
-        self.guilty = False
+        self.guilty = False  # it gave the syncer, or somebody else gave it, cause to end
+        # Something forged is in its anchors or counters: what it computes cannot be followed any more.
+        self.tainted = saved is not None and saved.tainted
         self.sent: list[PushFragment] = []
         self._host = host
         self._clock = host.clock
@@ -100,11 +102,9 @@ class LearnerProcess:
         it has pushed. Such progress is computed again, as far as anybody can tell, so its steps count as new
         ones. But what it says to be pushed is the same.
         """
-        again = bool(saved.lives)
-        saved.lives.append(saved.steps)
-        for works, before, recorded in zip(self._works, saved.works, saved.fragments, strict=True):
-            same = recorded is not None and recorded.pushed and not again
-            works += before if same else (self._host.next_work() for _ in before)
+        for number, (before, recorded) in enumerate(zip(saved.works, saved.fragments, strict=True)):
+            same = recorded is not None and recorded.pushed and number not in saved.pushed_later
+            self._works[number] += before if same else (self._host.next_work() for _ in before)
 
     @property
     def running(self) -> bool:
@@ -271,7 +271,7 @@ class LearnerProcess:
         while self._install_next():
             pass
         if self.line is not None:
-            self.boundary.release_replaced(self.link.generation)
+            self.boundary.release_replaced(self.link.generation, self.link.catching_up)
             self._answer_pulls()
         every = self._habits.saves_every
         if every and self.boundary.steps % every == 0:
@@ -330,6 +330,8 @@ class LearnerProcess:
             )
             for each in self._host.pushes(self, push, works):
                 line.send(each, bulk=True)
+            if self.saved is not None:
+                self.saved.pushed_later.add(answer.pull.fragment_id)
             self._settled.append((answer, line.link.generation))
         else:
             self._settled.append((answer, None))
@@ -352,6 +354,7 @@ class LearnerProcess:
             tuple(boundary.record()),
             self.values.save_anchors() if self._habits.saves_anchors else {},
             tuple(map(tuple, self._works)),
+            self.tainted,
         )
 
     # -- the end ---------------------------------------------------------------------------------------------

@@ -48,17 +48,6 @@ def _not_finite(push: PushFragment, dtype: Dtype, rng: Random) -> list[PushFragm
     return [replace(push, delta=bytes(delta))]
 
 
-def _overflow(push: PushFragment, dtype: Dtype, rng: Random) -> list[PushFragment]:
-    """Finite values whose outer step is not."""
-    if dtype is Dtype.F32:
-        delta = np.full(len(push.delta) // 4, 3e38, np.float32).tobytes()
-    elif dtype is Dtype.BF16:
-        delta = b"\x7f\x7f" * (len(push.delta) // 2)
-    else:
-        delta = np.float32(3e38).tobytes() + b"\x77" * (len(push.delta) - 4)
-    return [replace(push, delta=delta, c_tokens=10_000, c_steps=1)]
-
-
 SPOILS: dict[str, Spoil] = {
     "push sent twice": _twice,
     "future base": _future,
@@ -66,8 +55,10 @@ SPOILS: dict[str, Spoil] = {
     "stray attempt": _stray,
     "wrong learner id": _wrong_learner,
     "NaN in a push": _not_finite,
-    "overflowing push": _overflow,
 }
+
+TAINTING = ("stale base", "future base")
+"""After these one anchor may be merged twice: the syncer knows it by another name."""
 
 GUILTY = ("wrong learner id", "NaN in a push")
 """After these the syncer has the right to refuse the learner."""

@@ -17,9 +17,9 @@ WEIGHTS: Mapping[str, float] = {
     "connection reset": 3,
     "connection lost, noticed late by the syncer": 4,
     "connection lost, noticed late by the learner": 2,
-    "connections lost in a row": 3,
+    "connections lost in a row": 6,
     "stray stream at the next dial": 4,
-    "data stream lost": 2,
+    "data stream lost": 4,
     "learner cut off": 3,
     "everybody cut off": 2,
     "slow network": 2,
@@ -29,17 +29,17 @@ WEIGHTS: Mapping[str, float] = {
     "learner killed": 3,
     "learner killed, its checkpoint lost": 2,
     "syncer killed": 3,
-    "syncer told to stop": 4,
+    "syncer told to stop": 6,
     "syncer told to stop twice": 2,
     "checkpoint fails": 3,
+    "merge not finite": 4,
     "marker fails": 1,
     **dict.fromkeys(SPOILS, 2.5),
-    "NaN in a push": 4,
-    "stale base": 6,
-    "overflowing push": 6,
+    "NaN in a push": 6,
+    "stale base": 8,
     "old push again": 3,
     "uninvited push": 6,
-    "INIT of another learner": 2,
+    "INIT of another learner": 4,
     "uninvited budget report": 2,
     "wrong final step": 2,
     "garbage on control": 2,
@@ -62,18 +62,15 @@ STRANGERS: Mapping[str, float] = {
 LATE = (
     "connection reset",
     "connection lost, noticed late by the syncer",
-    "learner stops reading",
-    "learner stops reading",
-    "observer stops reading",
-    "observer stops reading",
-    "observer stops reading",
+    *("learner stops reading",) * 4,
+    *("observer stops reading",) * 14,
     "learner killed",
     "learner killed, its checkpoint lost",
     "learner cut off",
     "syncer killed",
     "slow network",
     "wrong final step",
-    "forged manifest",
+    *("forged manifest",) * 8,
     "forged broadcast",
     "checkpoint fails",
     "marker fails",
@@ -103,11 +100,11 @@ def draw_plan(rng: Random, config: Config) -> tuple[Fault, ...]:
         return ()
     faults = []
     for _ in range(rng.randint(2, 20)):
-        late = rng.random() < 0.25
+        late = rng.random() < 0.3
         kind = rng.choice(LATE) if late else _any(WEIGHTS, rng)
         at = _early(rng)
         if late:
-            at = rng.choice((0.0, rng.uniform(0.0, 8.0)))
+            at = 0.0 if kind.startswith("observer") else rng.choice((0.0, rng.uniform(0.0, 8.0)))
         faults.append(Fault(kind, at, rng.randrange(config.learners), rng.getrandbits(32), late))
     for _ in range(rng.randint(0, 7)):
         faults.append(Fault(_any(STRANGERS, rng), _early(rng), 0, rng.getrandbits(32)))

@@ -81,7 +81,7 @@ def draw(rng: Random) -> Setup:
         tuple(_habits(rng, rewinds=not cautious) for _ in range(config.learners)),
         write_timeout=rng.choice((20.0, 20.0, 100.0)),
         latency=rng.choice((0.001, 0.05, 0.3)),
-        bulk_time=rng.choice((0.0, 0.1, 1.5)),
+        bulk_time=rng.choice((0.0, 0.1, 1.5, 3.0)),
         slow_disk=rng.choice((0.1, 3.0, 15.0)),
         merge_time=rng.choice((0.01, 0.5, 4.0)),
     )
@@ -103,7 +103,7 @@ def _habits(rng: Random, *, rewinds: bool) -> Habits:
 
 def _config(rng: Random) -> Config:
     learners = rng.choice((1, 2, 2, 3, 3, 4, 5))
-    observers = (learners - 1,) if learners > 2 and rng.random() < 0.4 else ()
+    observers = (learners - 1,) if learners > 2 and rng.random() < 0.75 else ()
     participants = learners - len(observers)
     path = rng.random() < 0.8
     every = rng.choice((0, 1, 1, 2, 3, 8))
@@ -111,13 +111,13 @@ def _config(rng: Random) -> Config:
         learners=learners,
         quorum=rng.randint(1, participants),
         total_steps=rng.randint(2, 18),
-        grace_ms=rng.choice((0, 100, 2000, 8000)),
+        grace_ms=rng.choice((0, 2000, 8000, 20_000)),
         max_base_lag=rng.choice((None, None, None, 0, 0, 1, 4)),
         pipeline=rng.randint(0, 4),
         min_round_interval_ms=rng.choice((0, 0, 500)),
         sync_interval_steps=rng.choice((0.0, 0.0, 2.0, 6.0)),
         quorum_timeout_s=rng.choice((15, 15, 40, 90)),
-        final_ack_timeout_s=rng.choice((None, 12, 25, 60)),
+        final_ack_timeout_s=rng.choice((None, 8, 8, 8, 8, 25, 60)),
         checkpoint_path="state.ckpt" if path else None,
         checkpoint_every=every,
         resume_if_exists=path,

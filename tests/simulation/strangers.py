@@ -105,7 +105,7 @@ class Stranger:
             session.profile,
             0,
         )
-        live = [line for line in syncer.lines if line.streams]
+        live = [line for line in syncer.lines if line.streams and syncer.whole(line)]
         if not syncer.lines and self._kind in ("another contract", "no profile"):
             return None  # as the first one it would be right, and fix the session
         match self._kind:

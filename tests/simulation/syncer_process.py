@@ -86,6 +86,7 @@ class SyncerProcess:
         self.fail_next_save = False
         self.fail_next_marker = False
         self.fail_cutoff = False
+        self.overflows = 0  # merges to come whose outer step is not finite
         self.committed = 0 if disk.snapshot is None else disk.snapshot.global_step
         self.accepted: list[Link] = []  # every generation so far
         self.book: dict[tuple[int, int], bytes] = {}  # what each (fragment, version) holds, for the world
@@ -126,6 +127,10 @@ class SyncerProcess:
     def has(self, line: Line) -> bool:
         """Whether the group is still served."""
         return self.alive and self._lines.get(line.link) is line
+
+    def whole(self, line: Line) -> bool:
+        """Whether all sockets of the group are attached."""
+        return len(line.conns) == line.streams + 1 and self._admitted.issuperset(line.conns.values())
 
     @property
     def lines(self) -> list[Line]:
@@ -305,8 +310,11 @@ class SyncerProcess:
         self.clock.at(self._work_free, action)
 
     def _merge(self, job: MergeJob) -> None:
-        if self.alive:
-            self.post(Merged(job.step, job.attempt, run(job)))
+        if not self.alive:
+            return
+        finite = self.overflows == 0
+        self.overflows -= not finite
+        self.post(Merged(job.step, job.attempt, run(job) if finite else None))
 
     def _fold(self, job: FoldJob) -> None:
         if self.alive:

@@ -7,7 +7,7 @@ values themselves (anchors, deltas) belong to the caller, so a simulator can run
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from yeto_proto._generated.machines import ANCHOR, AnchorInput, AnchorState
@@ -239,15 +239,17 @@ class Boundary:
         elif not state.pushed and state.anchor is AnchorState.SPENT:
             state.take(AnchorInput.RELEASED)
 
-    def release_replaced(self, generation: int) -> None:
+    def release_replaced(self, generation: int, catching_up: Collection[int] = ()) -> None:
         """Free each spent anchor whose push went out on another link than the current `generation`.
 
-        Anchors with a push that is still with the sender stay as they are.  A spent mark from an earlier
-        process counts as one of a replaced link.
+        Anchors with a push that is still with the sender stay as they are, and so do those of `catching_up`,
+        the fragments that the current link has not broadcast yet: when the syncer has merged the push, its
+        broadcast brings a newer version, but a PULL may overtake it.  A spent mark from an earlier process
+        counts as one of a replaced link.
         """
-        for state in self.fragments:
+        for number, state in enumerate(self.fragments):
             replaced = state.in_flight == 0 and state.spent_generation != generation
-            if replaced and state.anchor is AnchorState.SPENT:
+            if replaced and state.anchor is AnchorState.SPENT and number not in catching_up:
                 state.take(AnchorInput.RELEASED)
 
     def finalized(self, manifest: FinalManifest) -> None:

@@ -223,6 +223,11 @@ class Link:
         self.update_bytes = self._in_hand = 0
 
     @property
+    def catching_up(self) -> frozenset[int]:
+        """The fragments that the present connection, a redialled one, has not broadcast yet."""
+        return frozenset(self._catching_up)
+
+    @property
     def has_updates(self) -> bool:
         return bool(self._updates)
 

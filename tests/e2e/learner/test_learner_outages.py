@@ -88,6 +88,7 @@ def test_a_rewound_syncer_is_followed() -> None:
 def test_an_anchor_spent_on_a_replaced_link_answers_again() -> None:
     arrays = parameters()
     with running(arrays) as (made, first, syncer):
+        anchor = flat(made, arrays, 0).tobytes()
         first.send(wire.PullReq(0, 1, 1))
         arrived(made, pulls=1)
         train(arrays)
@@ -99,8 +100,14 @@ def test_an_anchor_spent_on_a_replaced_link_answers_again() -> None:
         first.close()
         second = syncer.next_peer()
         assert made.client.wait_for(lambda: made.connected, WAIT)
-        second.send(wire.PullReq(0, 3, 1))  # the restarted syncer holds nothing of step 1
+        # The PULL overtakes the catch-up. A syncer that merged step 1 would broadcast a newer version now.
+        second.send(wire.PullReq(0, 3, 1))
         arrived(made, pulls=1)
+        made.step()
+        assert made.pending_pulls == 1
+        # This one restarted from an older checkpoint and holds nothing of step 1.
+        second.send(wire.BcastFragment(0, 0, anchor))
+        assert made.client.wait_for(lambda: 0 not in made.client.catching_up, WAIT)
         made.step()
         assert second.expect(wire.PushFragment).global_step == 3
 
