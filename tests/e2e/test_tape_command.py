@@ -25,9 +25,12 @@ def test_a_tape_of_a_run_with_a_loss_is_told_and_judged(processes: Processes, tm
     layout = small_layout()
     lost, other = (Trainer(syncer.port, hello(layout, number), target=1.0) for number in range(2))
     lost.initialize(initial(layout))
-    drive([lost, other], lambda: len(lost.answered) >= 2, "two answers of the learner that is lost")
+    drive([lost, other], lambda: bool(lost.answered and other.answered), "the answers of step 1")
+    # The other one keeps step 2 open until the lost one is back, so that step 3 captures both.
+    drive([lost], lambda: len(lost.answered) >= 2, "the last answer of the learner that is lost")
     lost.close()
     back = Trainer(syncer.port, hello(layout, 0, generation=2), target=1.0)
+    drive([back], lambda: len(back.anchors) == len(layout.fragments), "its catch-up")
     train([back, other])
     for learner in (back, other):
         learner.close()
