@@ -114,7 +114,7 @@ class BudgetCluster(Cluster):
         elif trial == "a second report" and learner == chosen:
             reports = (self._budget, self._budget)
         elif trial == "a second report while saving":
-            reports = (self._budget,) * 12
+            reports = (self._budget,) * 40
         elif trial == "a learner falls silent" and learner == chosen:
             silent = True
         process = BudgetLearner(

@@ -39,7 +39,7 @@ class BudgetLearner(LearnerProcess):
         self._reported_epoch = self.link.epoch
         self.link.forget_at_disconnect()
         for number, steps in enumerate(self.reports):
-            self._clock.after(0.3 * number, partial(self._send_report, line, steps))
+            self._clock.after(0.1 * number, partial(self._send_report, line, steps))
 
     def _send_report(self, line: Line, steps: int) -> None:
         if line is self.line:

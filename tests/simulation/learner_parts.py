@@ -74,10 +74,19 @@ class Saved:
 
 
 class Local:
-    """Parameters of a few values, read and written as the SDK does."""
+    """Parameters of a few values, read and written as the SDK does; `flat` holds all of them."""
 
     def __init__(self, arrays: dict[str, F32]) -> None:
-        self.arrays = arrays
+        self.flat = np.concatenate(list(arrays.values()))
+        self.arrays: dict[str, F32] = {}
+        start = 0
+        for name, array in arrays.items():
+            self.arrays[name] = self.flat[start : start + array.size]
+            start += array.size
+
+    def train(self, target: np.float32) -> None:
+        """One optimizer step."""
+        self.flat += (target - self.flat) * np.float32(0.05)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: array.shape for name, array in self.arrays.items()}

@@ -256,8 +256,7 @@ class LearnerProcess:
             self._train()
 
     def _train(self) -> None:
-        for array in self._local.arrays.values():
-            array += (self._target - array) * np.float32(0.05)
+        self._local.train(self._target)
         work = self._host.next_work()
         for works in self._works:
             works.append(work)

@@ -29,7 +29,7 @@ WEIGHTS: Mapping[str, float] = {
     "learner killed": 3,
     "learner killed, its checkpoint lost": 2,
     "syncer killed": 3,
-    "syncer told to stop": 6,
+    "syncer told to stop": 9,
     "syncer told to stop twice": 2,
     "checkpoint fails": 3,
     "merge not finite": 4,

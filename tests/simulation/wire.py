@@ -153,6 +153,8 @@ class Line:
 
     def _later(self, free: list[float], socket: int, bulk: bool, action: Callable[[], None]) -> None:
         at = max(self.network.arrival(self.link.learner_id), self._greeted_at[socket])
+        if bulk:
+            at += self.network.bulk_time()  # what has left may still lie in buffers for a while
         if not (bulk and self.streams > 1):  # else its pieces went over all of them
             at = max(at, free[socket])
             free[socket] = at
