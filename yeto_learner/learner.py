@@ -270,16 +270,15 @@ class Learner:
             boundary.settled(answer, generation)
         if self.done:
             return True
-        # Both as they are before anything is installed, and in this order: what changes from here on only
-        # keeps more anchors spent.
-        generation, catching_up = client.connection_generation, client.catching_up
+        catching_up = client.catching_up  # before anything is installed: later it would promise too much
         # Pulls before broadcasts: one whose own merge is installed below is dropped instead of answered.
         boundary.add_pulls(client.drain_pulls())
+        boundary.keep_pulls_of(client.connection_generation)
         while self._install_next():
             pass
         if client.connected:
-            boundary.release_replaced(generation, catching_up)
-            self._answer_pulls()
+            boundary.release_replaced(client.connection_generation)
+            self._answer_pulls(catching_up)
         return self.done
 
     def _install_next(self) -> bool:
@@ -293,9 +292,9 @@ class Learner:
         self._modes[mode] += 1
         return True
 
-    def _answer_pulls(self) -> None:
+    def _answer_pulls(self, catching_up: frozenset[int]) -> None:
         for pull in list(self._boundary.pending):
-            answer = self._boundary.answer(pull)
+            answer = self._boundary.answer(pull, catching_up)
             if answer is None:
                 continue
             delta = self._buffers.take(self._values.numel(pull.fragment_id))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import struct
 import time
@@ -393,7 +394,7 @@ def test_a_hello_of_16_mib_does_not_hold_up_others(processes: Processes) -> None
         "--learners",
         "2",
         "--total-steps",
-        "400",
+        "1000000",  # no end before the verdict, however long that takes
         "--sync-interval-steps",
         "0",
         "--quorum",
@@ -413,5 +414,8 @@ def test_a_hello_of_16_mib_does_not_hold_up_others(processes: Processes) -> None
         drive([learner], lambda: bool(select.select([big], [], [], 0)[0]), "the verdict")
         assert len(learner.answered) > before
         assert "session mismatch" in error_text(big)
-    finish(syncer, learner)
+    syncer.signal(signal.SIGTERM)
+    drive([learner], lambda: learner.ended, "its end")
+    learner.close()
+    syncer.finished()
     assert any(isinstance(message, BcastFragment) for _, message in learner.seen)

@@ -5,12 +5,13 @@ They are planted to see that the simulator finds them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
 from yeto_learner.core.boundary import Answer, Boundary
+from yeto_learner.core.records import PullRequest
 from yeto_proto._generated.machines import ANCHOR, AnchorInput
 from yeto_proto.machine import advance
 from yeto_syncer.core.checkpoints import Checkpoints
@@ -153,18 +154,34 @@ def _shutdown_comes_with_each_ack() -> AbstractContextManager[object]:
     return patch.object(Finalization, "ack", ack)
 
 
-BUGS: dict[str, Bug] = {
-    "K follows departures": _k_follows_departures,
-    "K follows joiners": _k_follows_joiners,
-    "a duplicate is accepted": _a_duplicate_is_accepted,
-    "a stale generation is accepted": _a_stale_generation_is_accepted,
-    "a disconnect erases an answer": _a_disconnect_erases_an_answer,
-    "a disconnect erases an ACK": _a_disconnect_erases_an_ack,
-    "a broadcast comes before its checkpoint": _a_broadcast_comes_before_its_checkpoint,
-    "the ledger counts twice": _the_ledger_counts_twice,
-    "capture does not wait for the catch-up": _capture_does_not_wait_for_the_catch_up,
-    "an anchor is not spent": _an_anchor_is_not_spent,
-    "one anchor may be merged twice": _one_anchor_may_be_merged_twice,
-    "a rebind takes a live slot": _a_rebind_takes_a_live_slot,
-    "SHUTDOWN comes with each ACK": _shutdown_comes_with_each_ack,
+def _a_pull_that_overtakes_the_catch_up_is_answered() -> AbstractContextManager[object]:
+    real = Boundary.answer
+
+    def answer(self: Boundary, pull: PullRequest, catching_up: Collection[int] = ()) -> Answer | None:
+        return real(self, pull)
+
+    return patch.object(Boundary, "answer", answer)
+
+
+def _pulls_of_a_lost_link_are_answered() -> AbstractContextManager[object]:
+    return patch.object(Boundary, "keep_pulls_of", lambda self, generation: None)
+
+
+BUGS: dict[str, tuple[Bug, int]] = {
+    "K follows departures": (_k_follows_departures, 0),
+    "K follows joiners": (_k_follows_joiners, 0),
+    "a duplicate is accepted": (_a_duplicate_is_accepted, 0),
+    "a stale generation is accepted": (_a_stale_generation_is_accepted, 0),
+    "a disconnect erases an answer": (_a_disconnect_erases_an_answer, 0),
+    "a disconnect erases an ACK": (_a_disconnect_erases_an_ack, 0),
+    "a broadcast comes before its checkpoint": (_a_broadcast_comes_before_its_checkpoint, 0),
+    "the ledger counts twice": (_the_ledger_counts_twice, 0),
+    "capture does not wait for the catch-up": (_capture_does_not_wait_for_the_catch_up, 0),
+    "an anchor is not spent": (_an_anchor_is_not_spent, 0),
+    "one anchor may be merged twice": (_one_anchor_may_be_merged_twice, 780),
+    "a rebind takes a live slot": (_a_rebind_takes_a_live_slot, 0),
+    "SHUTDOWN comes with each ACK": (_shutdown_comes_with_each_ack, 0),
+    "a pull that overtakes the catch-up is answered": (_a_pull_that_overtakes_the_catch_up_is_answered, 90),
+    "pulls of a lost link are answered": (_pulls_of_a_lost_link_are_answered, 540),
 }
+"""Each with the seed from which on it is looked for: rare ones take long from the beginning."""

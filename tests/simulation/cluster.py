@@ -37,7 +37,7 @@ from yeto_proto._generated.messages import PushFragment
 from yeto_syncer.core.config import Config
 from yeto_syncer.core.effects import Exit
 
-HORIZON = 40_000.0  # virtual seconds within which every run must end
+HORIZON = 8_000.0  # virtual seconds within which every run must end
 RESTART_S = 4.0  # what a supervisor needs to start a process again
 
 

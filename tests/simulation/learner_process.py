@@ -267,10 +267,11 @@ class LearnerProcess:
         if self._is_over():
             return
         self.boundary.add_pulls(self.link.take_pulls())
+        self.boundary.keep_pulls_of(self.link.generation)
         while self._install_next():
             pass
         if self.line is not None:
-            self.boundary.release_replaced(self.link.generation, self.link.catching_up)
+            self.boundary.release_replaced(self.link.generation)
             self._answer_pulls()
         every = self._habits.saves_every
         if every and self.boundary.steps % every == 0:
@@ -285,7 +286,7 @@ class LearnerProcess:
 
     def _answer_pulls(self) -> None:
         for pull in list(self.boundary.pending):
-            answer = self.boundary.answer(pull)
+            answer = self.boundary.answer(pull, self.link.catching_up)
             if answer is None:
                 continue
             delta = np.empty(self.values.numel(pull.fragment_id), np.float32)

@@ -29,15 +29,15 @@ WEIGHTS: Mapping[str, float] = {
     "learner killed": 3,
     "learner killed, its checkpoint lost": 2,
     "syncer killed": 3,
-    "syncer told to stop": 9,
+    "syncer told to stop": 12,
     "syncer told to stop twice": 2,
     "checkpoint fails": 3,
     "merge not finite": 4,
     "marker fails": 1,
     **dict.fromkeys(SPOILS, 2.5),
     "NaN in a push": 6,
-    "stale base": 8,
-    "old push again": 3,
+    "stale base": 9,
+    "old push again": 4,
     "uninvited push": 6,
     "INIT of another learner": 4,
     "uninvited budget report": 2,
@@ -99,7 +99,7 @@ def draw_plan(rng: Random, config: Config) -> tuple[Fault, ...]:
     if rng.random() < 1 / 8:
         return ()
     faults = []
-    for _ in range(rng.randint(2, 20)):
+    for _ in range(rng.randint(4, 24)):
         late = rng.random() < 0.3
         kind = rng.choice(LATE) if late else _any(WEIGHTS, rng)
         at = _early(rng)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
@@ -67,6 +68,10 @@ class Setup:
 def draw(rng: Random) -> Setup:
     """A valid mix of settings. Strict rosters, streaming folds and capacity quorums have their share."""
     config = _config(rng)
+    paces = [rng.choice((1.0, 2.0, 4.0, 10.0)) for _ in range(config.learners)]
+    # A learner looks at the final cut after its step, so an ACK may take as long as the longest one.
+    patience = math.ceil(1.25 * max(paces)) + 4
+    config = replace(config, final_ack_timeout_s=rng.choice((None, *(patience,) * 4, 2 * patience, 60)))
     modes = rng.choices((MergeMode.AVG, MergeMode.RDA, MergeMode.ISO), (8, 3, 1), k=rng.randint(1, 4))
     layout = layout_of(tuple(modes))
     bound = config.require_profile_binding or rng.random() < 0.3
@@ -78,7 +83,7 @@ def draw(rng: Random) -> Setup:
         config,
         layout,
         session,
-        tuple(_habits(rng, rewinds=not cautious) for _ in range(config.learners)),
+        tuple(_habits(rng, pace, rewinds=not cautious) for pace in paces),
         write_timeout=rng.choice((20.0, 20.0, 100.0)),
         latency=rng.choice((0.001, 0.05, 0.3)),
         bulk_time=rng.choice((0.0, 0.1, 1.5, 3.0)),
@@ -87,9 +92,9 @@ def draw(rng: Random) -> Setup:
     )
 
 
-def _habits(rng: Random, *, rewinds: bool) -> Habits:
+def _habits(rng: Random, pace: float, *, rewinds: bool) -> Habits:
     return Habits(
-        pace=rng.choice((1.0, 2.0, 4.0, 10.0)),
+        pace=pace,
         min_steps=rng.choice((1, 1, 2, 4)),
         alpha=rng.choice((0.0, 0.5)),
         streams=rng.choice((0, 1, 2, 2, 3)),
@@ -117,7 +122,6 @@ def _config(rng: Random) -> Config:
         min_round_interval_ms=rng.choice((0, 0, 500)),
         sync_interval_steps=rng.choice((0.0, 0.0, 2.0, 6.0)),
         quorum_timeout_s=rng.choice((15, 15, 40, 90)),
-        final_ack_timeout_s=rng.choice((None, 8, 8, 8, 8, 25, 60)),
         checkpoint_path="state.ckpt" if path else None,
         checkpoint_every=every,
         resume_if_exists=path,
@@ -132,7 +136,7 @@ def _config(rng: Random) -> Config:
         delta_correction=rng.choice(("heloco", "none")),
         outer_lr=rng.choice((0.7, 1.0)),
         outer_momentum=rng.choice((0.0, 0.9)),
-        shutdown_timeout_s=rng.choice((5.0, 60.0)),
+        shutdown_timeout_s=rng.choice((1.0, 5.0, 60.0)),
         require_profile_binding=rng.random() < 0.3,
         event_tape="tape.jsonl",
     )

@@ -191,15 +191,33 @@ class Boundary:
     # -- pulls
 
     def add_pulls(self, pulls: Iterable[PullRequest]) -> None:
-        """Append pulls to those that wait.  One that waits already (sent again after a redial) is not
-        doubled.
+        """Append pulls to those that wait.  One that waits already, and was sent again after a redial, takes
+        the place of the older one.
         """
         for pull in pulls:
-            if pull not in self.pending:
+            if pull in self.pending:
+                self.pending[self.pending.index(pull)] = pull
+            else:
                 self.pending.append(pull)
 
-    def answer(self, pull: PullRequest) -> Answer | None:
-        """The numbers to answer this pull with now, or None while it has to wait."""
+    def keep_pulls_of(self, generation: int) -> None:
+        """Forget the pulls of every other link than `generation`: what the syncer still wants of them it asks
+        for again on the new link.
+
+        One that it does not ask for again may belong to a future that a restarted syncer has lost, and would
+        spend an anchor that the present rounds need.
+        """
+        self.pending = [pull for pull in self.pending if pull.generation == generation]
+
+    def answer(self, pull: PullRequest, catching_up: Collection[int] = ()) -> Answer | None:
+        """The numbers to answer this pull with now, or None while it has to wait.
+
+        `catching_up` are the fragments that the current link has not broadcast yet.  Their pulls wait: a PULL
+        may overtake the catch-up, and only that tells whether the syncer still has the anchor's version and
+        what was pushed from it.  An answer before could be merged a second time.
+        """
+        if pull.fragment_id in catching_up:
+            return None
         state = self.fragments[pull.fragment_id]
         c_steps = self.steps - state.steps_at_reset
         if state.version is None or state.anchor is AnchorState.FINAL or c_steps < self.min_steps:
@@ -239,17 +257,15 @@ class Boundary:
         elif not state.pushed and state.anchor is AnchorState.SPENT:
             state.take(AnchorInput.RELEASED)
 
-    def release_replaced(self, generation: int, catching_up: Collection[int] = ()) -> None:
+    def release_replaced(self, generation: int) -> None:
         """Free each spent anchor whose push went out on another link than the current `generation`.
 
-        Anchors with a push that is still with the sender stay as they are, and so do those of `catching_up`,
-        the fragments that the current link has not broadcast yet: when the syncer has merged the push, its
-        broadcast brings a newer version, but a PULL may overtake it.  A spent mark from an earlier process
-        counts as one of a replaced link.
+        Anchors with a push that is still with the sender stay as they are.  A spent mark from an earlier
+        process counts as one of a replaced link.
         """
-        for number, state in enumerate(self.fragments):
+        for state in self.fragments:
             replaced = state.in_flight == 0 and state.spent_generation != generation
-            if replaced and state.anchor is AnchorState.SPENT and number not in catching_up:
+            if replaced and state.anchor is AnchorState.SPENT:
                 state.take(AnchorInput.RELEASED)
 
     def finalized(self, manifest: FinalManifest) -> None:

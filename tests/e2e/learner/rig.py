@@ -135,6 +135,14 @@ def arrived(learner: Learner, *, updates: int = 0, pulls: int = 0) -> None:
     ), "what was sent did not arrive"
 
 
+def caught_up(learner: Learner, *, pulls: int = 0) -> None:
+    """Wait until the whole catch-up of a new link is there: a pull of it may be there before."""
+    assert learner.client.wait_for(
+        lambda: learner.client.connected and not learner.client.catching_up, WAIT
+    ), "the catch-up did not end"
+    arrived(learner, pulls=pulls)
+
+
 def settle(learner: Learner) -> None:
     """Wait until the sender knows what became of a push; it may learn that after the push arrived."""
     deadline = time.monotonic() + WAIT

@@ -10,6 +10,7 @@ import pytest
 from tests.e2e.learner.rig import (
     arrived,
     catch_up,
+    caught_up,
     flat,
     flat_initial,
     parameters,
@@ -23,7 +24,7 @@ from yeto_learner import Learner
 from yeto_proto._generated import messages as wire
 
 
-def test_training_goes_on_during_an_outage_and_pulls_stay_pending() -> None:
+def test_training_goes_on_during_an_outage_and_what_is_asked_again_is_answered() -> None:
     arrays = parameters()
     with running(arrays, min_local_steps=2) as (made, first, syncer):
         first.send(wire.PullReq(0, 1, 1))
@@ -35,11 +36,36 @@ def test_training_goes_on_during_an_outage_and_pulls_stay_pending() -> None:
         second = syncer.next_peer()
         for fragment in range(2):
             second.broadcast(fragment, 0, flat_initial(made, fragment))  # the catch-up brings nothing new
-        assert made.client.wait_for(lambda: made.connected, WAIT)
+        second.send(wire.PullReq(0, 1, 1))
+        caught_up(made, pulls=1)
         train(arrays)
         made.step(tokens=1)
         push = second.expect(wire.PushFragment)
         assert (push.global_step, push.c_steps) == (1, 2)
+        second.expect_nothing()
+
+
+def test_a_pull_that_a_restarted_syncer_does_not_repeat_is_not_answered() -> None:
+    """It asks for a round that is lost, and would spend the anchor that the present round needs."""
+    arrays = parameters()
+    with running(arrays, min_local_steps=2) as (made, first, syncer):
+        first.send(wire.PullReq(0, 5, 1))
+        arrived(made, pulls=1)
+        train(arrays)
+        made.step(tokens=1)
+        assert made.pending_pulls == 1
+        first.close()
+        second = syncer.next_peer()
+        for fragment in range(2):
+            second.broadcast(fragment, 0, flat_initial(made, fragment))
+        caught_up(made)
+        train(arrays)
+        made.step(tokens=1)
+        assert made.pending_pulls == 0
+        second.send(wire.PullReq(0, 3, 1))
+        arrived(made, pulls=1)
+        made.step(tokens=1)
+        assert second.expect(wire.PushFragment).global_step == 3
 
 
 def test_a_catch_up_moves_unpushed_progress_onto_the_new_global() -> None:

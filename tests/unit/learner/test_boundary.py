@@ -263,6 +263,53 @@ def test_pulls_of_a_lost_future_are_dropped_when_the_syncer_rewinds() -> None:
     assert [(pull.fragment_id, pull.global_step) for pull in script.boundary.pending] == [(1, 7), (0, 4)]
 
 
+def test_pulls_of_another_link_are_forgotten_and_one_that_is_sent_again_stays() -> None:
+    script = Script(min_steps=2)
+    script.broadcast(0, 0)
+    script.broadcast(1, 0)
+    script.pull(0, 1)
+    script.pull(1, 2)
+    script.generation = 2
+    again = script.pull(0, 1)
+    script.boundary.keep_pulls_of(2)
+    assert script.boundary.pending == [again]
+    assert script.boundary.pending[0].generation == 2
+
+
+def test_a_push_for_a_merge_that_the_anchor_holds_does_not_block_the_next_round() -> None:
+    """A syncer that asked again just before it merged: its second PULL arrives behind the broadcast."""
+    script = Script()
+    script.broadcast(0, 0)
+    script.train()
+    script.pull(0, 1)
+    assert len(script.answers()) == 1
+    script.broadcast(0, 1)
+    script.train()
+    script.pull(0, 1)
+    assert [answer.base_version for answer in script.answers()] == [1]
+    script.pull(0, 3)
+    assert [(answer.pull.global_step, answer.base_version) for answer in script.answers()] == [(3, 1)]
+    script.pull(0, 5)
+    assert script.answers() == [], "step 3 has spent it"
+
+
+def test_a_pull_that_overtakes_the_catch_up_waits_for_it() -> None:
+    """When the push was merged a newer version comes, and otherwise the anchor is free again."""
+    script = Script()
+    script.broadcast(0, 0)
+    script.train()
+    script.pull(0, 1)
+    (answer,) = script.answers()
+    script.boundary.settled(answer, 77)
+    script.generation = 88
+    script.pull(0, 3)
+    script.boundary.release_replaced(88)
+    (pull,) = script.boundary.pending
+    assert script.boundary.answer(pull, catching_up={0, 1}) is None
+    freed = script.boundary.answer(pull, catching_up={1})  # the version that it has was broadcast again
+    assert freed is not None and freed.base_version == 0
+
+
 def test_a_settled_push_of_an_older_anchor_does_not_touch_the_new_one() -> None:
     script = Script()
     script.broadcast(0, 0)
