@@ -13,11 +13,15 @@ from typing import Any
 
 from codegen.behaviour import BehaviourFile
 from codegen.codec_cases import CaseFile, CaseText
+from codegen.coverage import Coverage, cover
+from codegen.diagrams import ruler, sequence, states
+from codegen.diagrams.ruler import Part
 from codegen.expr import Expr
 from codegen.files import FileText
 from codegen.machines import Machine
 from codegen.pipes import PipeText
 from codegen.render import Output, environment
+from codegen.sequences import Sequence
 from codegen.spec import Field, Frame, Rule, Spec
 
 FOLDER = "protocol"
@@ -30,7 +34,7 @@ def pages(spec: Spec) -> list[Output]:
     view = PagesView(spec)
     found = [
         _page(f"{name}.md", f"{name}.md.j2", spec, view)
-        for name in ("index", "types", "limits", "errors", "numerics", "decisions")
+        for name in ("index", "types", "limits", "errors", "numerics", "decisions", "sequences", "coverage")
     ]
     for frame in spec.frames:
         found.append(_page(f"frames/{frame.slug}.md", "frame.md.j2", spec, view, frame=frame))
@@ -82,6 +86,37 @@ class PagesView:
     def behaviours(self) -> tuple[BehaviourFile, ...]:
         """The areas of behaviour."""
         return tuple(self.spec.parts["behaviour"])
+
+    def sequences(self) -> tuple[Sequence, ...]:
+        """The exchanges that are drawn step by step."""
+        return tuple(self.spec.parts["sequences"])
+
+    def sequence_diagram(self, each: Sequence) -> str:
+        """Its drawing."""
+        return sequence.diagram(each)
+
+    def state_diagram(self, machine: Machine) -> str:
+        """The drawing of a state machine."""
+        return states.diagram(machine)
+
+    def seen_in(self, frame: Frame) -> list[Sequence]:
+        """The drawn exchanges in which a frame is sent."""
+        return [each for each in self.sequences() if any(step.frame == frame.name for step in each.steps)]
+
+    def byte_ruler(self, frame: Frame) -> str:
+        """The drawing of the bytes of a frame, its header first."""
+        header = [Part(each.name, each.size, "header") for each in self.spec.header.fields]
+        parts = []
+        for each in frame.fields:
+            fixed = each.fixed and each.text.present is None and each.text.count is None
+            parts.append(Part(each.name, each.size if fixed else None))
+        if frame.text.bulk:
+            parts.append(Part(frame.text.bulk.name, None))
+        return ruler.ruler(f"Bytes of {frame.name}", header, parts)
+
+    def coverage(self) -> Coverage:
+        """What proves each rule."""
+        return cover(self.spec, self.spec.root.parent / "tests")
 
     def decisions(self) -> list[tuple[int, list[tuple[str, str, str]]]]:
         """Each decision with what follows from it: a name, its page with anchor, and the sentence."""

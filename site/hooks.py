@@ -1,4 +1,4 @@
-"""Adds the pages that are rendered from `spec/` to the documentation, in memory."""
+"""Adds the pages that are made from `spec/` and from the commands to the documentation, in memory."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path[:0] = [str(ROOT), str(HERE)]
 
-from codegen.pages import pages  # noqa: E402  # the project's root has to be on the path first
+import commands  # noqa: E402  # the two folders have to be on the path first
+
+from codegen.pages import pages  # noqa: E402
 from codegen.parts import load  # noqa: E402
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Render the protocol section."""
+    """Render the generated pages."""
     for each in pages(load(ROOT / "spec")):
         files.append(File.generated(config, each.path, content=each.text))
+    for path, text in commands.pages():
+        files.append(File.generated(config, path, content=text))
     return files

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
-from typing import Final
+from typing import Final, SupportsIndex
 
 from yeto_proto._generated.constants import HASH_BYTES
 from yeto_proto._generated.types import Dtype
 
-__all__ = ["check_hash", "environment_key", "parse_contract", "parse_dtype", "parse_hash", "require"]
+__all__ = [
+    "check_hash",
+    "environment_key",
+    "parse_contract",
+    "parse_dtype",
+    "parse_hash",
+    "require",
+    "require_seconds",
+    "require_whole",
+]
 
 KEY_VARIABLE: Final = "YETO_ISLAND_HMAC_KEY"
 
@@ -18,6 +28,27 @@ def require(condition: bool, message: str) -> None:
     """Raise ValueError with this message unless the condition holds."""
     if not condition:
         raise ValueError(message)
+
+
+def require_whole(name: str, value: SupportsIndex, low: int, high: int | None = None) -> int:
+    """The value as an int.  Raises ValueError for one that is no whole number, or not low to high."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, not {value!r}") from None
+    bounds = f"at least {low}" if high is None else f"{low} to {high}"
+    require(low <= number and (high is None or number <= high), f"{name} must be {bounds}, not {number}")
+    return number
+
+
+def require_seconds(**seconds: float) -> None:
+    """Raise ValueError unless all of them are 0 or more; NaN is not."""
+    for name, value in seconds.items():
+        require(
+            isinstance(value, int | float) and value >= 0, f"{name} must be 0 or more seconds, not {value!r}"
+        )
 
 
 def parse_dtype(dtype: Dtype | str) -> Dtype:

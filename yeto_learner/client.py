@@ -19,7 +19,7 @@ from yeto_proto.layout import Layout
 from yeto_proto.session import Session
 from yeto_proto.writer import frame
 
-from .arguments import check_hash, environment_key, parse_dtype, require
+from .arguments import check_hash, environment_key, parse_dtype, require, require_whole
 from .channel import Address, parse_address
 from .connection import Connection
 from .core.boundary import Answer
@@ -71,12 +71,12 @@ class SyncerClient:
         accept_rewound_catch_up: bool = False,
         receive_budget: int = DEFAULT_RECEIVE_BUDGET,
     ) -> None:
-        require(0 <= learner_id < U32, f"learner_id must be 0 to {U32 - 1}, not {learner_id}")
-        require(0 <= num_streams <= MAX_STREAMS, f"num_streams must be 0 to {MAX_STREAMS}, not {num_streams}")
+        learner_id = require_whole("learner_id", learner_id, 0, U32 - 1)
+        num_streams = require_whole("num_streams", num_streams, 0, MAX_STREAMS)
         require(layout.num_fragments > 0, "the layout has no fragments")
         check_hash(session_contract_hash, "session_contract_hash")
         check_hash(syncer_profile_hash, "syncer_profile_hash")
-        require(receive_budget > 0, f"receive_budget must be positive, not {receive_budget}")
+        receive_budget = require_whole("receive_budget", receive_budget, 1)
         self.addr = parse_address(addr)
         self.learner_id = learner_id
         self.layout = layout

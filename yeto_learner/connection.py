@@ -23,6 +23,7 @@ from yeto_proto._generated.errors import BadText, SessionRejected, WrongState, Y
 from yeto_proto._generated.messages import Buffer, Message
 from yeto_proto._generated.types import FrameType, Role
 from yeto_proto.codec import header
+from yeto_proto.pool import BufferPool
 from yeto_proto.reader import FrameReader
 from yeto_proto.writer import frame
 
@@ -77,6 +78,7 @@ class Connection:
         self._lost: Group | None = None  # a group whose threads have to be stopped
         self._supervisor: threading.Thread | None = None
         self._hasher = BlockHasher()
+        self._memory = BufferPool()  # one fragment after the other is received into the same memory
         self._pause_noted = False
         self._bytes = [0, 0]  # received and sent by earlier groups
 
@@ -142,9 +144,11 @@ class Connection:
             raise
         with self.changed:
             epoch = self.link.connect(generation)
-            reassembler = SharedReassembler(self.link.session, self._hasher)
+            allocate = self._memory.take
+            reassembler = SharedReassembler(self.link.session, self._hasher, allocate)
             readers = [
-                FrameReader(Role.LEARNER, self.link.session, reassembler=reassembler) for _ in channels
+                FrameReader(Role.LEARNER, self.link.session, reassembler=reassembler, allocate=allocate)
+                for _ in channels
             ]
             group = Group(
                 epoch,

@@ -10,6 +10,7 @@ from typing import Final
 from .client import SyncerClient
 from .core.boundary import Boundary
 from .fragments import FragmentValues
+from .progress import byte_progress
 
 __all__ = ["FinalCut"]
 
@@ -23,7 +24,15 @@ SHUTDOWN_GRACE: Final = (
 class FinalCut:
     """Runs the terminal exchange once."""
 
-    def __init__(self, client: SyncerClient, boundary: Boundary, values: FragmentValues) -> None:
+    def __init__(
+        self,
+        client: SyncerClient,
+        boundary: Boundary,
+        values: FragmentValues,
+        *,
+        show_progress: bool = False,
+    ) -> None:
+        self._show_progress = show_progress
         self._client, self._boundary, self._values = client, boundary, values
 
     def run(self, timeout: float) -> None:
@@ -35,7 +44,10 @@ class FinalCut:
         client = self._client
         deadline = time.monotonic() + timeout
         client.discard_updates()
-        manifest, finals = client.wait_for_final_fragments(timeout)
+        total = 4 * sum(self._values.numel(number) for number in range(self._values.num_fragments))  # f32
+        before = client.bytes_received
+        with byte_progress(self._show_progress, "final cut", total, lambda: client.bytes_received - before):
+            manifest, finals = client.wait_for_final_fragments(timeout)
         self._values.parameters.check()
         self._values.overwrite(finals)
         self._boundary.finalized(manifest)

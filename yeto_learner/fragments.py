@@ -25,15 +25,16 @@ __all__ = ["FragmentValues"]
 class FragmentValues:
     """Reads and writes whole fragments.
 
-    wire_dtype: of broadcasts and INIT, f32 or bf16.  anchor_dtype: how anchors are kept.  alpha: the share of
-    the local value that a broadcast leaves.
+    push_dtype: of the session; broadcasts and INIT of a q4 session are bf16.  anchor_dtype: how anchors are
+    kept.  alpha: the share of the local value that a broadcast leaves.
     """
 
     def __init__(
-        self, parameters: Parameters, layout: Layout, wire_dtype: Dtype, anchor_dtype: Dtype, alpha: float
+        self, parameters: Parameters, layout: Layout, push_dtype: Dtype, anchor_dtype: Dtype, alpha: float
     ) -> None:
         self.parameters = parameters
-        self._wire_dtype, self._anchor_dtype, self._alpha = wire_dtype, anchor_dtype, alpha
+        self._push_dtype, self._anchor_dtype, self._alpha = push_dtype, anchor_dtype, alpha
+        self._wire_dtype = Dtype.F32 if push_dtype is Dtype.F32 else Dtype.BF16
         self._numels = [fragment.numel for fragment in layout.fragments]
         self._spans: list[list[Span]] = []
         self._anchors: dict[int, Anchor] = {}
@@ -60,12 +61,22 @@ class FragmentValues:
         install(
             mode, self._spans[number], self.parameters, anchor, update.data, self._wire_dtype, self._alpha
         )
+        self.parameters.flush()
 
     def write_delta(self, fragment_id: int, out: F32) -> None:
-        """out = local - anchor.  Raises NonFiniteParameterError that names the tensor."""
-        name = write_delta(self._spans[fragment_id], self.parameters, self._anchors[fragment_id], out)
+        """out = local - anchor.  Raises NonFiniteParameterError that names the tensor.
+
+        Progress that overflows in the session's dtype (bf16 is coarser than f32) counts as not finite.
+        """
+        self._write_delta(
+            fragment_id, self._anchors[fragment_id], out, "its progress since the last broadcast"
+        )
+
+    def _write_delta(self, fragment_id: int, base: Anchor, out: F32, what: str) -> None:
+        name = write_delta(self._spans[fragment_id], self.parameters, base, out, self._push_dtype)
+        self.parameters.flush()
         if name is not None:
-            raise NonFiniteParameterError(name, "its progress since the last broadcast")
+            raise NonFiniteParameterError(name, f"{what}, sent as {self._push_dtype.name.lower()},")
 
     def write_raw(self, update: BcastFragment) -> None:
         """Write a broadcast over the local values, and keep no anchor."""
@@ -74,6 +85,7 @@ class FragmentValues:
         for name, start, first, count in blocks(self._spans[update.fragment_id]):
             part = data[first * width : (first + count) * width]
             self.parameters.write(name, start, dtypes.decode(self._wire_dtype, part, count))
+        self.parameters.flush()
 
     def delta_from(self, update: BcastFragment) -> F32:
         """local - the values of a broadcast, which becomes no anchor.  Raises NonFiniteParameterError."""
@@ -81,9 +93,7 @@ class FragmentValues:
         base = Anchor(self._numels[number], self._wire_dtype)
         base.load(0, base.numel, self._wire_dtype, update.data)
         out = np.empty(base.numel, np.float32)
-        name = write_delta(self._spans[number], self.parameters, base, out)
-        if name is not None:
-            raise NonFiniteParameterError(name, "its difference to the resumed global")
+        self._write_delta(number, base, out, "its difference to the resumed global")
         return out
 
     def init_parts(self, fragment_id: int) -> Iterator[Buffer]:
@@ -102,6 +112,7 @@ class FragmentValues:
             # The queue may still hold the part when the parameters change again, so views of them must not
             # leave.
             yield bytes(part) if self._wire_dtype is Dtype.F32 else part
+        self.parameters.flush()
 
     def check_finite(self) -> None:
         """Raise NonFiniteParameterError if a value cannot be sent as the initial one."""
@@ -109,11 +120,13 @@ class FragmentValues:
             for name, start, _, count in blocks(self._spans[number]):
                 if not np.isfinite(self.parameters.read(name, start, start + count)).all():
                     raise NonFiniteParameterError(name, "its initial value")
+        self.parameters.flush()
 
     def overwrite(self, finals: Sequence[FinalFragment]) -> None:
         """Write the final cut, f32, over the local values, without blending."""
         for final in finals:
             overwrite(self._spans[final.fragment_id], self.parameters, final.data)
+        self.parameters.flush()
 
     # -- anchors of a resume record
 

@@ -11,6 +11,7 @@ from yeto_proto._generated.messages import BcastFragment, FinalFragment, Message
 from yeto_proto._generated.types import Role
 from yeto_proto.blocks import BlockHook, block_digest, combine
 from yeto_proto.chunks import Reassembler
+from yeto_proto.memory import Allocate, fresh
 from yeto_proto.session import Session
 
 __all__ = ["BlockHasher", "SharedReassembler"]
@@ -62,8 +63,8 @@ class SharedReassembler(Reassembler):
     The lock is held while a chunk is announced and while it is committed, never while its bytes are received.
     """
 
-    def __init__(self, session: Session, hook: BlockHook) -> None:
-        super().__init__(Role.LEARNER, session, hook=hook)
+    def __init__(self, session: Session, hook: BlockHook, allocate: Allocate = fresh) -> None:
+        super().__init__(Role.LEARNER, session, hook=hook, allocate=allocate)
         self._lock = threading.Lock()
 
     def begin(self, msg_id: int, total: int, offset: int, length: int) -> memoryview:

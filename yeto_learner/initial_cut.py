@@ -13,6 +13,7 @@ from .client import SyncerClient
 from .core.boundary import Boundary
 from .errors import PartialMessageGenerationLost
 from .fragments import FragmentValues
+from .progress import byte_progress
 
 __all__ = ["InitialCut"]
 
@@ -38,7 +39,9 @@ class InitialCut:
         *,
         timeout: float,
         probe: float | None,
+        show_progress: bool = False,
     ) -> None:
+        self._show_progress = show_progress
         self._client, self._boundary, self._values = client, boundary, values
         self._install_next = install_next
         self._timeout, self._probe = timeout, probe
@@ -47,6 +50,19 @@ class InitialCut:
 
     def run(self) -> None:
         """Raises TimeoutError when the cut is not complete in time, and what `check_health` raises."""
+        client = self._client
+        wanted = sum(client.session.bulk_bytes(number) for number in range(self._values.num_fragments))
+        before = client.bytes_sent + client.bytes_received
+        both_ways = client.learner_id == 0 and self._probe is None
+        with byte_progress(
+            self._show_progress,
+            "initial cut",
+            2 * wanted if both_ways else wanted,
+            lambda: client.bytes_sent + client.bytes_received - before,
+        ):
+            self._run()
+
+    def _run(self) -> None:
         client = self._client
         begun = time.monotonic()
         deadline = begun + self._timeout

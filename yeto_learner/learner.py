@@ -24,7 +24,7 @@ from yeto_proto._generated.errors import BadArgument, WrongState
 from yeto_proto._generated.types import Dtype
 from yeto_proto.layout import Layout, Pattern, build_layout
 
-from .arguments import parse_contract, parse_dtype, parse_hash, require
+from .arguments import parse_contract, parse_dtype, parse_hash, require, require_seconds, require_whole
 from .budget import Consolidation
 from .channel import Address
 from .client import DEFAULT_RECEIVE_BUDGET, SyncerClient
@@ -77,6 +77,7 @@ class Learner:
         syncer's state before it sends its own.
         accept_rewound_catch_up: follow a syncer that restarted from an older checkpoint.
         finalization_timeout_s: bound of `finish`.
+        show_progress: draw a bar on a terminal while the first or the final cut takes more than a second.
 
     Raises ValueError for what cannot be used.
     """
@@ -112,25 +113,22 @@ class Learner:
         connect_timeout_s: float = 900.0,
         max_reconnects: int | None = None,
         receive_budget: int = DEFAULT_RECEIVE_BUDGET,
+        show_progress: bool = True,
     ) -> None:
         require(0.0 <= merge_alpha <= 1.0, f"merge_alpha must be 0 to 1, not {merge_alpha}")
-        require(min_local_steps >= 1, f"min_local_steps must be at least 1, not {min_local_steps}")
-        require(
-            budget_steps is None or 1 <= budget_steps < 2**32,
-            f"budget_steps must be 1 to {2**32 - 1}, not {budget_steps}",
-        )
-        for name, seconds in (
-            ("heartbeat_s", heartbeat_s),
-            ("heartbeat_stall_s", heartbeat_stall_s),
-            ("initial_cut_timeout_s", initial_cut_timeout_s),
-            ("init_probe_s", init_probe_s),
-            ("finalization_timeout_s", finalization_timeout_s),
-            ("connect_timeout_s", connect_timeout_s),
-        ):
-            require(seconds >= 0, f"{name} must be 0 or more seconds, not {seconds}")  # no NaN either
-        require(
-            max_reconnects is None or max_reconnects >= 0,
-            f"max_reconnects must be None, 0 or more, not {max_reconnects}",
+        num_fragments = require_whole("num_fragments", num_fragments, 1)
+        min_local_steps = require_whole("min_local_steps", min_local_steps, 1)
+        if budget_steps is not None:
+            budget_steps = require_whole("budget_steps", budget_steps, 1, 2**32 - 1)
+        if max_reconnects is not None:
+            max_reconnects = require_whole("max_reconnects", max_reconnects, 0)
+        require_seconds(
+            heartbeat_s=heartbeat_s,
+            heartbeat_stall_s=heartbeat_stall_s,
+            initial_cut_timeout_s=initial_cut_timeout_s,
+            init_probe_s=init_probe_s,
+            finalization_timeout_s=finalization_timeout_s,
+            connect_timeout_s=connect_timeout_s,
         )
         self._parameters: Parameters
         self._parameters = ArrayParameters(parameters) if isinstance(parameters, Mapping) else parameters
@@ -162,14 +160,14 @@ class Learner:
             receive_budget=receive_budget,
         )
         session = self.client.session
-        self._wire_dtype = Dtype.F32 if session.dtype is Dtype.F32 else Dtype.BF16  # of broadcasts
         self._anchor_dtype = parse_dtype(anchor_dtype)
         require(
-            self._anchor_dtype is Dtype.F32 or self._wire_dtype is self._anchor_dtype is Dtype.BF16,
+            self._anchor_dtype is Dtype.F32
+            or (self._anchor_dtype is Dtype.BF16 and session.dtype is not Dtype.F32),
             f"anchor_dtype {anchor_dtype!r} would lose bits; use f32, or bf16 in a bf16 or q4 session",
         )
         self._values = FragmentValues(
-            self._parameters, self.layout, self._wire_dtype, self._anchor_dtype, merge_alpha
+            self._parameters, self.layout, session.dtype, self._anchor_dtype, merge_alpha
         )
         self._finalization_timeout = finalization_timeout_s
         self._budget = budget_steps
@@ -189,7 +187,9 @@ class Learner:
             self._install_next,
             timeout=initial_cut_timeout_s,
             probe=init_probe_s if resumed else None,
+            show_progress=show_progress,
         )
+        self._show_progress = show_progress
         self._resumed = resumed
         self._default_contract = contract is None
 
@@ -332,7 +332,7 @@ class Learner:
         limit = self._finalization_timeout if timeout is None else timeout
         if self._budget is not None and not self.client.finalizing.is_set():
             self._consolidate(self._budget, limit)
-        FinalCut(self.client, self._boundary, self._values).run(limit)
+        FinalCut(self.client, self._boundary, self._values, show_progress=self._show_progress).run(limit)
         self._state = _State.FINISHED
 
     def _consolidate(self, budget: int, timeout: float) -> None:

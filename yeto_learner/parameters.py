@@ -34,6 +34,10 @@ class Parameters(LocalValues, Protocol):
         """
         ...
 
+    def flush(self) -> None:
+        """Nobody reads or writes for now: bring what was written to its place, and let copies go."""
+        ...
+
 
 class ArrayParameters:
     """A mapping of name to writable float numpy array.
@@ -76,6 +80,9 @@ class ArrayParameters:
             raise ValueError(
                 f"unknown parameter {extra[0]!r}: the set of tensors is fixed when a Learner is made"
             )
+
+    def flush(self) -> None:
+        pass  # blocks are read and written in place
 
     def read(self, name: str, start: int, stop: int) -> F32:
         with np.errstate(

@@ -81,8 +81,7 @@ class Subscriber:
             tls=tls,
             accept_rewound_catch_up=True,
         )
-        wire_dtype = Dtype.F32 if self.client.dtype is Dtype.F32 else Dtype.BF16
-        self._values = FragmentValues(self._parameters, self.layout, wire_dtype, wire_dtype, 0.0)
+        self._values = FragmentValues(self._parameters, self.layout, self.client.dtype, Dtype.F32, 0.0)
         self.versions: list[int | None] = [None] * self.layout.num_fragments
 
     def __enter__(self) -> Self:

@@ -12,8 +12,6 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Final
 
-import numpy as np
-
 from ._generated.constants import CHUNK_HEAD_BYTES, DIGEST_BLOCK, HEADER_BYTES, MAGIC, WIRE, Preset
 from ._generated.errors import BadArgument
 from ._generated.limits import INNER, chunk_total_limit, payload_limit
@@ -25,6 +23,7 @@ from ._judge import first_of
 from .blocks import BlockCount, BlockHook
 from .codec import decode, encode, parse_header
 from .errors_base import YetoError
+from .memory import Allocate, fresh
 from .ranges import RangeSet
 from .session import Session
 
@@ -108,8 +107,8 @@ class Reassembler:
     Nothing here locks.  Threads that share a Reassembler need one lock around `begin`, `commit` and `clear`
     (a subclass can hold it); receiving into what `begin` returned needs none.
 
-    The buffer of a message is memory that the kernel commits as it is written to, so a large total costs
-    nothing before its bytes arrive.
+    The buffer of a message comes from `allocate`. It is memory that the kernel commits as it is written to,
+    or that this process has used before, so a large total costs nothing before its bytes arrive.
 
     With a `hook`, which only a learner may have, the blocks of large messages are reported (see `blocks`).
     """
@@ -122,6 +121,7 @@ class Reassembler:
         *,
         hook: BlockHook | None = None,
         block: int = DIGEST_BLOCK,
+        allocate: Allocate = fresh,
     ) -> None:
         if hook is not None and role is not Role.LEARNER:
             raise BadArgument(field="hook", detail="blocks are those of broadcasts, which a learner receives")
@@ -130,6 +130,7 @@ class Reassembler:
         self._preset = preset
         self._hook = hook
         self._block = block
+        self._allocate = allocate
         self._total_limit = chunk_total_limit(role, session, preset)
         self._partials: dict[int, _Partial] = {}
         self._keys = count()
@@ -219,7 +220,7 @@ class Reassembler:
 
     def _partial(self, total: int) -> _Partial:
         try:
-            buffer = np.empty(total + _PAD, np.uint8).data[_PAD:]
+            buffer = self._allocate(total + _PAD)[_PAD:]
         except (MemoryError, ValueError):  # the latter for more than an address can count
             detail = "there is no memory for a message of this size"
             raise _fault("total_len.limit", limit=self._total_limit, seen=total, detail=detail) from None

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-
 from . import hello_mac
 from ._generated.constants import CHUNK_HEAD_BYTES, HEADER_BYTES, MAGIC, WIRE, Preset
 from ._generated.errors import BadArgument, InvalidFirstFrame, WrongState
@@ -26,6 +24,7 @@ from ._generated.types import FrameType, Role
 from .chunks import Reassembler
 from .codec import decode, parse_header
 from .errors_base import YetoError
+from .memory import Allocate, fresh
 from .session import Session
 
 # A full-size chunk leaves at most this much in the scratch buffer, 0.2 % of its bytes, and it still holds
@@ -50,7 +49,7 @@ class FrameReader:
     `known` is a session that another connection fixed: a HELLO with the same layout bytes is not parsed
     again.  `key` is the key of the HELLO MAC, if the syncer has one.  With `defer_hello` a HELLO is not
     returned as a message; its payload waits in `hello_payload`, and the caller runs `decode_hello` where a
-    long parse does no harm.
+    long parse does no harm.  Large payloads of a session are received into memory that `allocate` gives.
     """
 
     def __init__(
@@ -63,6 +62,7 @@ class FrameReader:
         known: Session | None = None,
         key: bytes | None = None,
         defer_hello: bool = False,
+        allocate: Allocate = fresh,
     ) -> None:
         if session is None and role is not Role.SYNCER:
             raise BadArgument(field="session", detail="a learner has a session before it receives anything")
@@ -71,6 +71,7 @@ class FrameReader:
         self._known = known
         self._key = key
         self._defer_hello = defer_hello
+        self._allocate = allocate
         self._session: Session | None = None
         self._reassembler: Reassembler | None = None
         self._limits: dict[int, int] = {}
@@ -193,7 +194,9 @@ class FrameReader:
 
     def _admit(self, session: Session, reassembler: Reassembler | None) -> None:
         self._session = session
-        self._reassembler = reassembler or Reassembler(self._role, session, self._preset)
+        self._reassembler = reassembler or Reassembler(
+            self._role, session, self._preset, allocate=self._allocate
+        )
         self._limits = {}
 
     def _advance(self) -> list[Message]:
@@ -290,7 +293,8 @@ class FrameReader:
             return payload
         if HEADER_BYTES + self._length > _SCRATCH:
             try:
-                buffer = np.empty(self._length, np.uint8).data
+                # A first frame is kept for as long as its session lives.
+                buffer = (fresh if self._session is None else self._allocate)(self._length)
             except (MemoryError, ValueError):  # the latter for more than an address can count
                 detail = "there is no memory for a payload of this size"
                 raise RULES["header.len.limit"].error_at(

@@ -32,6 +32,8 @@ examples:
     yeto-syncer --learners 2 --total-steps 100 --port 0 --port-file run/port
   settings from a file, one of them overridden; show the outcome and leave:
     yeto-syncer --config run/syncer.toml --grace-ms 500 --print-config
+  what a run will need in memory, disk and time (yeto-syncer plan --help):
+    yeto-syncer plan --parameters 7B --learners 8 --link 10Gbit --fragments 16
 
 Every setting may also stand in the environment (YETO_SYNCER_GRACE_MS=500) or in the --config file
 (grace_ms = 500). Flags win over the environment, the environment over the file, the file over the preset.
@@ -63,7 +65,7 @@ def build_parser() -> Parser:
     """The parser; its result holds only what was given."""
     parser = Parser(
         prog="yeto-syncer",
-        usage="yeto-syncer --learners M --total-steps T [flags]",
+        usage="yeto-syncer --learners M --total-steps T [flags]\n       yeto-syncer plan [flags]",
         description="The coordinator of a Decoupled DiLoCo run (protocol version 4).",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -95,13 +97,15 @@ def _add(group: argparse._ArgumentGroup, setting: Setting) -> None:
     group.add_argument(
         setting.flag,
         dest=setting.name,
-        type=_typed(setting.kind),
+        type=typed(setting.kind),
         metavar=setting.kind.name,
         help=text,
     )
 
 
-def _typed(kind: Kind) -> Any:
+def typed(kind: Kind) -> Any:
+    """What argparse needs to read a value of this kind."""
+
     def parse(text: str) -> Any:
         try:
             return kind.parse(text)
@@ -114,11 +118,16 @@ def _typed(kind: Kind) -> Any:
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Run the command; returns the exit code. `argv` and `environ` stand in for the process's own."""
     leave_at_once()
+    argv = sys.argv[1:] if argv is None else argv
     environ = os.environ if environ is None else environ
+    if argv and argv[0] == "plan":
+        from yeto_syncer.planner import command
+
+        return command.main(argv[1:])
     parser = build_parser()
     given = vars(parser.parse_args(argv))
     if given.pop("version", False):
-        return _print(_version())
+        return put(_version())
     print_config, print_profile = given.pop("print_config", False), given.pop("print_profile", False)
     path = given.pop("config", "")
     try:
@@ -129,7 +138,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         if setting.required and settings[setting.name] is None:
             parser.error(f"{setting.flag} is required")
     if print_config:
-        return _print("\n".join(settings.lines()))
+        return put("\n".join(settings.lines()))
     config = configuration(settings)
     problem = first_problem(config, settings)
     if problem is not None:
@@ -137,7 +146,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     if print_profile:
         from yeto_syncer.core.profile import profile_hash
 
-        return _print(profile_hash(config).hex())
+        return put(profile_hash(config).hex())
     from yeto_syncer.shell.run import serve
 
     _stop_quietly()
@@ -200,7 +209,8 @@ def fail(message: str, code: int = 1) -> int:
     return code
 
 
-def _print(text: str) -> int:
+def put(text: str) -> int:
+    """Print on standard output; returns the exit code."""
     try:
         print(text, flush=True)
     except BrokenPipeError:

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from codegen import behaviour, codec_cases
+from codegen import behaviour, codec_cases, sequences
 from codegen import files as file_texts
 from codegen import machines as machine_texts
 from codegen import pipes as pipe_texts
-from codegen.parts import core, files, frames, machines, pipes, rules, strategies
+from codegen.parts import core, corpus, files, frames, machines, pipes, rules, strategies
 from codegen.render import Output
 from codegen.spec import Spec, load_spec
 
@@ -22,6 +22,7 @@ LOADERS: dict[str, Callable[[Path, Spec], Any]] = {
     "files": file_texts.load,
     "pipes": pipe_texts.load,
     "behaviour": behaviour.load,
+    "sequences": sequences.load,
     "codec_cases": codec_cases.load,
 }
 PARTS: tuple[Callable[[Spec], list[Output]], ...] = (
@@ -32,6 +33,7 @@ PARTS: tuple[Callable[[Spec], list[Output]], ...] = (
     machines.outputs,
     files.outputs,
     pipes.outputs,
+    corpus.outputs,
 )
 
 

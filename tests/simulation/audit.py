@@ -15,7 +15,7 @@ from typing import Any
 from tests.simulation.clock import Clock
 from yeto_proto._generated.messages import PushFragment
 from yeto_syncer.core.config import Config
-from yeto_syncer.core.effects import Count, Effect, Save
+from yeto_syncer.core.effects import Count, Effect, Exit, Save
 from yeto_syncer.core.events import Event
 from yeto_syncer.core.jobs import Link
 
@@ -55,6 +55,7 @@ class Context:
     live: set[Link] = field(default_factory=set)
     current: dict[int, Link] = field(default_factory=dict)
     ready: set[Link] = field(default_factory=set)
+    closed: set[int] = field(default_factory=set)  # sockets
     over: bool = False  # the coordinator has decided to end
 
     def of(self, push: PushFragment) -> Sent:
@@ -94,6 +95,7 @@ class Audit:
         self._decided: dict[type, list[Callable[[Any], None]]] = {}
         self._performed: dict[type, list[Callable[[Any], None]]] = {}
         self._settle = []
+        self._exited = False
         for part in parts:
             for table, handlers in (
                 (self._events, part.events()),
@@ -120,6 +122,8 @@ class Audit:
 
     def performed(self, effect: Effect) -> None:
         """An effect is about to be performed."""
+        require(not self._exited, f"{effect} after the exit")
+        self._exited = type(effect) is Exit
         for handler in self._performed.get(type(effect), ()):
             handler(effect)
 

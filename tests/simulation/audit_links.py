@@ -61,6 +61,8 @@ class Links(Part):
     def _take(self, conn: int, happened: LinkInput) -> None:
         state = self._states[conn]
         self._states[conn] = advance(LINK, state, happened)
+        if self._states[conn] in LINK.final:
+            self._context.closed.add(conn)
         self._context.tally[f"link: {state.value} + {happened.value}"] += 1
 
     def _open(self, conn: int) -> bool:

@@ -7,36 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.simulation.audit import Context, Handlers, Part, Sent, require
+from tests.simulation.audit import Context, Handlers, Part, require
+from tests.simulation.audit_deltas import Anchors, Taken, Works
 from yeto_proto._generated.messages import PullReq, PushFragment
 from yeto_proto.files.model import Snapshot
 from yeto_syncer.core.effects import AppendTape, Count, Deliver, Fold, Merge, Save, Send
 from yeto_syncer.core.events import Event, Merged, Received
-from yeto_syncer.core.jobs import F32, FoldJob, Link, MergeJob
+from yeto_syncer.core.jobs import F32, Answer, FoldJob, Link, MergeJob
 from yeto_syncer.core.merge import weight
-
-
-class Works:
-    """Which optimizer steps are in the state of the run, over all processes: none of them twice."""
-
-    def __init__(self) -> None:
-        self._log: list[tuple[int, int, tuple[int, ...]]] = []
-        self._held: dict[int, set[int]] = {}
-
-    def resume(self, step: int) -> None:
-        """A process starts from a checkpoint: what was merged after it is undone."""
-        log, self._log, self._held = self._log, [], {}
-        for committed, fragment, works in log:
-            if committed <= step:
-                self.commit(committed, fragment, works)
-
-    def commit(self, step: int, fragment: int, works: tuple[int, ...]) -> None:
-        held = self._held.setdefault(fragment, set())
-        twice = held.intersection(works)
-        require(not twice, f"optimizer steps {sorted(twice)[:5]} are merged a second time, in step {step}")
-        require(len(set(works)) == len(works), f"step {step} holds an optimizer step twice")
-        held.update(works)
-        self._log.append((step, fragment, works))
 
 
 @dataclass
@@ -47,15 +25,15 @@ class Attempt:
     base: int
     k: int
     slots: dict[int, Link]
-    accepted: dict[int, Sent] = field(default_factory=dict)
-    carried: list[Sent] = field(default_factory=list)
+    accepted: dict[int, Taken] = field(default_factory=dict)
+    carried: list[Taken] = field(default_factory=list)
     folded: list[int] = field(default_factory=list)  # ids of deltas
     into: object = None
     shrunk: bool = False  # a stale base has released a slot
     emptied: bool = False  # its answers were refused
 
     @property
-    def taken(self) -> list[Sent]:
+    def taken(self) -> list[Taken]:
         return [*self.accepted.values(), *self.carried]
 
 
@@ -67,6 +45,7 @@ class Rounds(Part):
         self._config = context.config
         self._fragments = num_fragments
         self._works = works
+        self._anchors = Anchors()
         self.committed = 0 if resumed is None else resumed.global_step
         self.versions = dict.fromkeys(range(num_fragments), 0)
         self._params: dict[int, F32] = {}
@@ -82,8 +61,8 @@ class Rounds(Part):
         self._attempts: dict[int, Attempt] = {}
         self._closed: Attempt | None = None  # that of the step that was committed last
         self._merged: set[int] = set()
-        self._anchors: set[tuple[int, int, int]] = set()
-        self._waiting: dict[int, list[Sent]] = {}  # late deltas, by the fragment that they wait for
+        self._answered: set[tuple[int, int, int]] = set()  # anchors of which a push was accepted
+        self._waiting: dict[int, list[Taken]] = {}  # late deltas, by the fragment that they wait for
         self._job: MergeJob | None = None
         # Within one step of the coordinator:
         self._push: tuple[Link, PushFragment] | None = None
@@ -173,7 +152,8 @@ class Rounds(Part):
     # -- answers ---------------------------------------------------------------------------------------------
 
     def _on_received(self, event: Received) -> None:
-        served = event.link in self._context.live and not self._context.over
+        context = self._context
+        served = event.link in context.live and event.conn not in context.closed and not context.over
         if isinstance(event.message, PushFragment) and served:
             self._push = event.link, event.message
 
@@ -215,9 +195,9 @@ class Rounds(Part):
         require(not stale, f"{link} was accepted from a stale base")
         attempt.accepted[link.learner_id] = self._taken(link, push)
 
-    def _taken(self, link: Link, push: PushFragment) -> Sent:
-        self._anchors.add((link.learner_id, push.fragment_id, push.base_version))
-        return self._context.sent[id(push.delta)]
+    def _taken(self, link: Link, push: PushFragment) -> Taken:
+        self._answered.add((link.learner_id, push.fragment_id, push.base_version))
+        return Taken(self._context.of(push), link)
 
     def _was_due(self, link: Link, push: PushFragment) -> bool:
         """Its round surely gathers, misses the answer of this very generation, and this one fits."""
@@ -232,7 +212,7 @@ class Rounds(Part):
             and attempt.slots.get(link.learner_id) == link
             and link.learner_id not in attempt.accepted
             and push.base_version == attempt.base
-            and (link.learner_id, push.fragment_id, push.base_version) not in self._anchors
+            and (link.learner_id, push.fragment_id, push.base_version) not in self._answered
         )
 
     def _release(self, link: Link, push: PushFragment) -> None:
@@ -246,11 +226,11 @@ class Rounds(Part):
 
     def _late(self, link: Link, push: PushFragment) -> None:
         target = self._attempts.get(self._into)
-        sent = self._taken(link, push)
+        taken = self._taken(link, push)
         if target is None or target.emptied:
-            self._waiting.setdefault(push.fragment_id, []).append(sent)
+            self._waiting.setdefault(push.fragment_id, []).append(taken)
         else:
-            target.carried.append(sent)
+            target.carried.append(taken)
 
     # -- merges ----------------------------------------------------------------------------------------------
 
@@ -262,6 +242,7 @@ class Rounds(Part):
         assert attempt is not None
         require(attempt.into in (None, job.into), f"two sums for one attempt of step {job.step}")
         attempt.into = job.into
+        self._check_weight(job.answer, job.step)
         attempt.folded.append(id(job.answer.delta))
 
     def _on_merge(self, effect: Merge) -> None:
@@ -279,22 +260,30 @@ class Rounds(Part):
         if self._config.quorum_capacity is None and not self._config.carry_answers_round:
             have = len(attempt.accepted)
             require(have >= attempt.k, f"step {step} closed with {have} answers, and K is {attempt.k}")
-        expected = sorted(id(sent.push.delta) for sent in taken)
+        expected = sorted(id(each.sent.push.delta) for each in taken)
         if job.folded is None:
             merged = sorted(id(answer.delta) for answer in job.answers)
             links = [answer.link for answer in job.answers]
             require(links == sorted(links), "answers are reduced in ascending (id, generation)")
             for answer in job.answers:
-                sent = self._context.sent[id(answer.delta)]
-                require(answer.weight == self._weight(sent.push), f"a wrong weight: {answer.weight}")
+                self._check_weight(answer, step)
         else:
             require(job.folded is attempt.into or not attempt.folded, "the sums are not those of the attempt")
-            expected = sorted(id(s.push.delta) for s in taken if self._weight(s.push) > 0)
+            expected = sorted(id(t.sent.push.delta) for t in taken if self._weight(t.sent.push) > 0)
             merged = sorted(attempt.folded)
         require(merged == expected, f"step {step} does not merge exactly what was accepted for it")
         params = self._params.setdefault(job.fragment_id, job.params)
         require(job.params is params, f"step {step} starts from other parameters")
         self._job = job
+
+    def _check_weight(self, answer: Answer, step: int) -> None:
+        """That of its own round, decayed by the rounds that it is late."""
+        push = self._context.sent[id(answer.delta)].push
+        lag, rest = divmod(step - push.global_step, self._fragments)
+        latest = self._config.max_carry_lag if self._config.late_carry else 0
+        require(rest == 0 and 0 <= lag <= latest, f"step {step} takes a delta of step {push.global_step}")
+        weight = self._weight(push) * self._config.carry_decay**lag
+        require(answer.weight == weight, f"a wrong weight: {answer.weight} instead of {weight}")
 
     def _weight(self, push: PushFragment) -> float:
         return 1.0 if self._config.learner_weight == "equal" else weight(push.c_tokens, push.c_steps)
@@ -315,9 +304,11 @@ class Rounds(Part):
         self._params[job.fragment_id] = event.result.params
         self._momentum[job.fragment_id] = event.result.momentum
         works: list[int] = []
-        for sent in attempt.taken:
+        for taken in attempt.taken:
+            sent = taken.sent
             number = id(sent.push.delta)
             require(number not in self._merged, f"a delta of learner {sent.learner} is merged twice")
+            self._anchors.commit(job.step, job.fragment_id, taken)
             self._merged.add(number)
             self._charge(sent.learner, 1, sent.push.c_steps, sent.push.c_tokens)
             works += sent.works
@@ -382,9 +373,9 @@ class Rounds(Part):
 
     def _give_up(self, record: Mapping[str, Any]) -> None:
         waiting = self._waiting.get(record["fragment"], [])
-        for sent in waiting:
-            if sent.learner == record["id"] and sent.push.global_step == record["step"]:
-                waiting.remove(sent)
+        for taken in waiting:
+            if taken.sent.learner == record["id"] and taken.sent.push.global_step == record["step"]:
+                waiting.remove(taken)
                 return
         require(False, f"nothing waits of what the tape gives up: {record}")
 
@@ -397,7 +388,8 @@ class Rounds(Part):
         attempt = self._closed
         assert attempt is not None
         told = sorted((each["id"], each["base_version"], each["c_tokens"]) for each in record["responders"])
-        merged = sorted((s.learner, s.push.base_version, s.push.c_tokens) for s in attempt.taken)
+        pushes = [(taken.sent.learner, taken.sent.push) for taken in attempt.taken]
+        merged = sorted((learner, push.base_version, push.c_tokens) for learner, push in pushes)
         require(told == merged, f"the tape tells answers {told} of step {record['step']}, not {merged}")
         members = [Link(each["id"], each["generation"]) for each in record["expected_members"]]
         if not self._config.fixed_roster:
@@ -406,3 +398,13 @@ class Rounds(Part):
             record["quorum"] == attempt.k, f"K was frozen at {attempt.k}, the tape says {record['quorum']}"
         )
         require(record["attempt"] == attempt.number, "the tape tells another attempt")
+        self._check_quorum(record)
+
+    def _check_quorum(self, record: Mapping[str, Any]) -> None:
+        """A committed round had its quorum: of answers, of capacity, or softly."""
+        share, soft = self._config.quorum_capacity, self._config.soft_deadline_s
+        enough = len(record["responded"]) >= record["quorum"] >= 1
+        if share is not None:
+            late = soft is not None and record["ms"] >= 1000 * soft
+            enough = record["capacity_share"] >= share * (1 - 1e-9) or (late and enough)
+        require(enough, f"closed without a quorum: {record}")

@@ -14,7 +14,9 @@ from yeto_learner.core.boundary import Answer, Boundary
 from yeto_learner.core.records import PullRequest
 from yeto_proto._generated.machines import ANCHOR, AnchorInput
 from yeto_proto.machine import advance
+from yeto_syncer.core.carry import LateCarry
 from yeto_syncer.core.checkpoints import Checkpoints
+from yeto_syncer.core.config import Config
 from yeto_syncer.core.effects import Save, SaveKind
 from yeto_syncer.core.finalize import Finalization
 from yeto_syncer.core.intake import Intake
@@ -167,21 +169,47 @@ def _pulls_of_a_lost_link_are_answered() -> AbstractContextManager[object]:
     return patch.object(Boundary, "keep_pulls_of", lambda self, generation: None)
 
 
+def _a_carried_delta_keeps_its_weight() -> AbstractContextManager[object]:
+    real = LateCarry.__init__
+
+    def init(self: LateCarry, config: Config, num_fragments: int) -> None:
+        real(self, config, num_fragments)
+        self._decay = 1.0
+
+    return patch.object(LateCarry, "__init__", init)
+
+
+def _a_broken_data_socket_is_heard() -> AbstractContextManager[object]:
+    real = Group.__init__
+
+    class Forgetful(set[int]):
+        def __contains__(self, conn: object) -> bool:
+            return False
+
+    def init(self: Group, link: Link, conn: int, num_streams: int) -> None:
+        real(self, link, conn, num_streams)
+        self.broken = Forgetful()
+
+    return patch.object(Group, "__init__", init)
+
+
 BUGS: dict[str, tuple[Bug, int]] = {
     "K follows departures": (_k_follows_departures, 0),
     "K follows joiners": (_k_follows_joiners, 0),
     "a duplicate is accepted": (_a_duplicate_is_accepted, 0),
-    "a stale generation is accepted": (_a_stale_generation_is_accepted, 0),
+    "a stale generation is accepted": (_a_stale_generation_is_accepted, 40),
     "a disconnect erases an answer": (_a_disconnect_erases_an_answer, 0),
     "a disconnect erases an ACK": (_a_disconnect_erases_an_ack, 0),
     "a broadcast comes before its checkpoint": (_a_broadcast_comes_before_its_checkpoint, 0),
     "the ledger counts twice": (_the_ledger_counts_twice, 0),
     "capture does not wait for the catch-up": (_capture_does_not_wait_for_the_catch_up, 0),
     "an anchor is not spent": (_an_anchor_is_not_spent, 0),
-    "one anchor may be merged twice": (_one_anchor_may_be_merged_twice, 780),
+    "one anchor may be merged twice": (_one_anchor_may_be_merged_twice, 50),
     "a rebind takes a live slot": (_a_rebind_takes_a_live_slot, 0),
     "SHUTDOWN comes with each ACK": (_shutdown_comes_with_each_ack, 0),
-    "a pull that overtakes the catch-up is answered": (_a_pull_that_overtakes_the_catch_up_is_answered, 90),
-    "pulls of a lost link are answered": (_pulls_of_a_lost_link_are_answered, 540),
+    "a pull that overtakes the catch-up is answered": (_a_pull_that_overtakes_the_catch_up_is_answered, 40),
+    "a carried delta keeps its weight": (_a_carried_delta_keeps_its_weight, 0),
+    "a broken data socket is heard": (_a_broken_data_socket_is_heard, 540),
+    "pulls of a lost link are answered": (_pulls_of_a_lost_link_are_answered, 150),
 }
 """Each with the seed from which on it is looked for: rare ones take long from the beginning."""

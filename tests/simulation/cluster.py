@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from tests.simulation.audit import Audit, Context, Part, Sent, require
+from tests.simulation.audit_deltas import Works
 from tests.simulation.audit_files import Files
 from tests.simulation.audit_finals import Finals
 from tests.simulation.audit_links import Links
-from tests.simulation.audit_rounds import Rounds, Works
+from tests.simulation.audit_rounds import Rounds
 from tests.simulation.clock import Clock
 from tests.simulation.faults import Trouble
 from tests.simulation.learner_parts import Saved, State

@@ -138,6 +138,9 @@ class Trouble:
                 line.reset(rng.uniform(0, 1))
             case "connection lost, noticed late by the syncer":
                 line.reset(rng.uniform(5, 120))
+            case "connection given up, its last words come late":
+                hold = rng.uniform(5, 40)
+                line.fade(hold, rng.uniform(0, min(hold, 10)))
             case "connections lost in a row":
                 self._lose_again(line.link.learner_id, rng, 3)
             case "connection lost, noticed late by the learner":
@@ -177,7 +180,11 @@ class Trouble:
                 world.register(old, process.id, ())
                 line.send(old, bulk=True)
             case "uninvited push":
-                return self._uninvited(process, line, rng)
+                return self._uninvited(process, rng)
+            case "uninvited push after a redial":
+                line.reset(rng.uniform(15, 60))  # so the syncer still knows the generation before
+                for _ in range(3):
+                    world.clock.after(1.1 + rng.uniform(0, 8), partial(self._uninvited, process, rng))
             case "INIT of another learner":
                 if process.id == 0:
                     return False
@@ -235,11 +242,13 @@ class Trouble:
         line.deliver(message)
         return True
 
-    def _uninvited(self, process: LearnerProcess, line: Line, rng: Random) -> bool:
+    def _uninvited(self, process: LearnerProcess, rng: Random) -> bool:
         """A push for a round that gathers, by a learner that may not be one of its members."""
         world = self._world
-        syncer = world.syncer
+        syncer, line = world.syncer, process.line
         if syncer is None or syncer.core.phase is not Phase.TRAINING or process.state is not State.TRAIN:
+            return False
+        if line is None:
             return False
         session = world.setup.session
         step = syncer.committed + rng.randint(1, 2)

@@ -94,6 +94,9 @@ class Local:
     def check(self) -> None:
         """They never change their shape here."""
 
+    def flush(self) -> None:
+        """Blocks are read and written in place."""
+
     def read(self, name: str, start: int, stop: int) -> F32:
         return self.arrays[name][start:stop]
 

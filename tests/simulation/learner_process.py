@@ -55,8 +55,9 @@ class LearnerProcess:
         self.mute_until = 0.0
         self.mischief: deque[str] = deque()  # what the next messages are spoilt with
         self.guilty = False  # it gave the syncer, or somebody else gave it, cause to end
-        # Something forged is in its anchors or counters: what it computes cannot be followed any more.
-        self.tainted = saved is not None and saved.tainted
+        # Something forged is in its anchors or counters, or it repeats itself on purpose: what it computes
+        # cannot be followed.
+        self.tainted = setup.habits[learner].reuses or (saved is not None and saved.tainted)
         self.sent: list[PushFragment] = []
         self._host = host
         self._clock = host.clock
@@ -72,7 +73,7 @@ class LearnerProcess:
         self.values = FragmentValues(
             self._local, setup.layout, self._wire_dtype, Dtype.F32, self._habits.alpha
         )
-        self.boundary = Boundary(setup.layout.num_fragments, self._habits.min_steps)
+        self.boundary = Boundary(setup.layout.num_fragments, self._habits.min_steps, self._habits.reuses)
         self.link = LinkState(self._session, accept_rewound_catch_up=self._habits.rewinds)
         self._works: list[list[int]] = [[] for _ in setup.layout.fragments]
         if saved is not None:

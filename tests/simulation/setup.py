@@ -48,6 +48,7 @@ class Habits:
     saves_anchors: bool
     probe: float  # seconds that a resumed learner 0 waits before it sends its own values
     rewinds: bool  # accept_rewound_catch_up
+    reuses: bool  # reuse_anchor: several rounds are answered from one broadcast
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ def _habits(rng: Random, pace: float, *, rewinds: bool) -> Habits:
         saves_anchors=rng.random() < 0.5,
         probe=rng.choice((5.0, 30.0)),
         rewinds=rewinds,
+        reuses=rng.random() < 0.1,
     )
 
 

@@ -16,6 +16,7 @@ from yeto_proto._generated import errors, machines
 from yeto_proto.machine import Machine
 
 ENOUGH = 50
+COLUMNS = 3  # of the table
 
 #: Modules that walk the machines of the specification. `link` and `budget` are walked by the audit.
 WALKERS = (
@@ -116,12 +117,18 @@ def summed(tally: Counter[str]) -> Counter[str]:
 
 
 def table(tally: Counter[str]) -> str:
-    """What happened how often, for people; what did not happen enough comes first."""
+    """What happened how often, for people, in columns; the rarest comes first."""
     total = summed(tally)
-    rows = sorted((total[name] >= ENOUGH, name) for name in expected())
-    lines = [f"{total[name]:>9}  {name}{'' if enough else '   TOO SELDOM'}" for enough, name in rows]
-    lines += [f"{'never':>9}  {name}: {why}" for name, why in NOT_HERE.items()]
-    return "\n".join(lines)
+    rows = sorted((total[name], name) for name in expected())
+    cells = [f"{count:>7} {name}" for count, name in rows]
+    height = -(-len(cells) // COLUMNS)
+    columns = [cells[start : start + height] for start in range(0, len(cells), height)]
+    widths = [max(map(len, column)) for column in columns]
+    lines = [
+        "  ".join(column[row].ljust(width) for column, width in zip(columns, widths, strict=True) if row < len(column))
+        for row in range(height)
+    ]
+    return "\n".join([*(line.rstrip() for line in lines), *(f"  never {name}: {why}" for name, why in NOT_HERE.items())])
 
 
 def missing(tally: Counter[str]) -> list[str]:

@@ -87,6 +87,7 @@ class Line:
         self.up_open = True  # what the learner sends still arrives
         self.down_open = True  # what the syncer sends still arrives
         self.deaf_until = 0.0  # the learner reads nothing before
+        self.held_until = 0.0  # what the learner sends comes no earlier
         self.conns: dict[int, int] = {}  # socket index: the syncer's number of it
         self.server = server
         self._end = end
@@ -119,6 +120,12 @@ class Line:
         clock = self.network.clock
         clock.after(learner_notice, partial(self._end.lost, self))
         self._end_sockets(clock.now + notice)
+
+    def fade(self, hold: float, learner_notice: float) -> None:
+        """The learner gives the group up while its last words are held up somewhere: they still arrive."""
+        clock = self.network.clock
+        self.held_until = clock.now + hold
+        clock.after(learner_notice, self._given_up)
 
     def close(self) -> None:
         """The learner closes all its sockets; what has left it before still arrives."""
@@ -169,7 +176,10 @@ class Line:
             self.server.greeted(self, socket, greeting)
 
     def _up(self, socket: int, message: Message) -> None:
-        if self.up_open:
+        clock = self.network.clock
+        if self.held_until > clock.now:
+            clock.at(self.held_until, partial(self._up, socket, message))
+        elif self.up_open:
             self.server.arrived(self, socket, message)
 
     def _down(self, message: Message) -> None:
@@ -186,6 +196,12 @@ class Line:
         elif self.down_open:
             self.down_open = False
             self._end.lost(self)
+
+    def _given_up(self) -> None:
+        if self.down_open:
+            self.down_open = False
+            self._end.lost(self)
+            self._end_sockets(max(self.held_until, *self._up_free))
 
     def _end_sockets(self, at: float) -> None:
         order = list(range(self.streams + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from tests.simulation.plan import Fault
 
 BUDGET_EVERY = 6  # every sixth seed is a budget benchmark
 SHRINKING_RUNS = 80  # a story need not be the very shortest
+TOLD_LINES = 80  # of what led to a failure
 
 
 def world_of(seed: int, *, faults: Sequence[Fault] | None = None, verbose: bool = False) -> Cluster:
@@ -40,6 +42,16 @@ def failure_of(seed: int, faults: Sequence[Fault] | None = None, *, verbose: boo
     except Exception as error:
         return Failure(world, error)
     return None
+
+
+def play(seed: int, tally: Counter[str]) -> None:
+    """Play a seed and add up what has happened. Raises AssertionError with the shortest story of a failure."""
+    world = world_of(seed)
+    try:
+        world.play()
+    except Exception as error:
+        raise AssertionError(story(seed, shrink(seed, Failure(world, error)))) from error
+    tally.update(world.tally)
 
 
 def shrink(seed: int, failure: Failure) -> Failure:
@@ -75,6 +87,6 @@ def story(seed: int, failure: Failure) -> str:
             f"{world.setup.latency} s",
             *(f"learner {number}: {habits}" for number, habits in enumerate(world.setup.habits)),
             *(f"fault: {fault}" for fault in world.faults),
-            *world.story[-80:],
+            *world.story[-TOLD_LINES:],
         ]
     )

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.wire_samples import bcast, bulk, joined, push, received, session, wire
-from yeto_proto import chunks
 from yeto_proto._generated.constants import (
     CHUNK_HEAD_BYTES,
     CHUNK_SLICE,
@@ -467,14 +466,12 @@ def test_clear_forgets_everything() -> None:
 
 
 @pytest.mark.rule("chunk.total_len.limit")
-def test_a_message_that_no_memory_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def empty(size: int, dtype: type) -> None:
+def test_a_message_that_no_memory_can_hold_is_refused() -> None:
+    def nothing_left(size: int) -> memoryview:
         raise MemoryError
 
-    into = Reassembler(Role.SYNCER, S)
-    with monkeypatch.context() as patch:
-        patch.setattr(chunks.np, "empty", empty)
-        assert "no memory" in refused(ChunkTotalTooLarge, into, 0, len(PUSH), 0, 1).detail
+    into = Reassembler(Role.SYNCER, S, allocate=nothing_left)
+    assert "no memory" in refused(ChunkTotalTooLarge, into, 0, len(PUSH), 0, 1).detail
     # A session made by hand may have fragments that no HELLO could announce.
     beyond = Reassembler(Role.SYNCER, session(1 << 62))
     assert "no memory" in refused(ChunkTotalTooLarge, beyond, 0, 1 << 63, 0, 1).detail

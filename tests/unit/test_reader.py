@@ -19,7 +19,7 @@ from tests.unit.wire_samples import (
     session,
     wire,
 )
-from yeto_proto import hello_mac, reader
+from yeto_proto import hello_mac
 from yeto_proto._generated.constants import DATA_HELLO_MAX, HEADER_BYTES, HELLO_MAX, MAGIC, TINY, WIRE, Preset
 from yeto_proto._generated.errors import (
     AuthenticationFailed,
@@ -270,15 +270,13 @@ def test_a_header_bomb_costs_less_than_a_mebibyte(role: Role) -> None:
 
 
 @pytest.mark.rule("header.len.limit")
-def test_a_payload_that_no_memory_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    def empty(size: int, dtype: type) -> None:
+def test_a_payload_that_no_memory_can_hold() -> None:
+    def nothing_left(size: int) -> memoryview:
         raise MemoryError
 
     of = session(1 << 20)
     content = wire([push(of)])[:1000]
-    with monkeypatch.context() as patch:
-        patch.setattr(reader.np, "empty", empty)
-        error = refuse(FrameTooLarge, FrameReader(Role.SYNCER, of), content)
+    error = refuse(FrameTooLarge, FrameReader(Role.SYNCER, of, allocate=nothing_left), content)
     assert "no memory" in error.detail
     # A session made by hand may have fragments that no HELLO could announce.
     of = session(1 << 62)

@@ -12,6 +12,7 @@ import pytest
 from tests.unit.svd_children import numpy_python, script
 from tests.unit.svd_pools import Pools, failure, pools
 from tests.unit.test_syncer_shell import Loop
+from yeto_proto.pool import BufferPool
 from yeto_syncer.core.effects import Drain
 from yeto_syncer.core.events import DrainFailed, Event
 from yeto_syncer.shell.logs import Log
@@ -54,6 +55,7 @@ def perform(pool: SvdPool | None) -> tuple[bool, list[tuple[Event | None, bool]]
         map,
         pool,
         lambda effect: None,
+        BufferPool(),
     )
     performer.connect(line)
     held = performer(Drain())

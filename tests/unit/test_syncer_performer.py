@@ -13,9 +13,11 @@ import pytest
 
 from tests.unit.test_syncer_shell import WAIT_S, Loop
 from yeto_proto._generated.types import Dtype, MergeMode
+from yeto_proto.pool import BufferPool
 from yeto_syncer.core.effects import Fold, Merge
 from yeto_syncer.core.events import Event, Folded, Merged, MergeFailed
 from yeto_syncer.core.jobs import F32, Accumulator, Answer, FoldJob, Link, MergeJob, MergeTensors
+from yeto_syncer.shell.counters import Counters
 from yeto_syncer.shell.performer import INLINE_MERGE, Performer
 
 
@@ -39,7 +41,16 @@ class Desk:
         self.loop = Loop()
         self.line = Line()
         self.performer = Performer(
-            cast(Any, self.loop), Mock(), Mock(), None, Mock(), map, None, lambda exit: None
+            cast(Any, self.loop),
+            Mock(),
+            Mock(),
+            None,
+            Mock(),
+            map,
+            None,
+            lambda exit: None,
+            BufferPool(),
+            Counters(),
         )
         self.performer.connect(self.line)
 

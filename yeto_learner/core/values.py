@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yeto_proto import dtypes
+from yeto_proto._generated.errors import BadScale, NonFinite
 from yeto_proto._generated.messages import Buffer
 from yeto_proto._generated.types import Dtype
 
@@ -144,13 +145,26 @@ def overwrite(spans: Sequence[Span], local: LocalValues, data: Buffer) -> None:
         local.write(name, start, values[first : first + count].astype(np.float32, copy=False))
 
 
-def write_delta(spans: Sequence[Span], local: LocalValues, anchor: Anchor, out: F32) -> str | None:
-    """out = local - anchor in f32.  Returns the first tensor whose difference is not finite, if any."""
+def write_delta(
+    spans: Sequence[Span], local: LocalValues, anchor: Anchor, out: F32, dtype: Dtype = Dtype.F32
+) -> str | None:
+    """out = local - anchor in f32.  Returns the first tensor whose difference is not finite, if any, when it
+    is sent in this dtype.
+    """
     with np.errstate(all="ignore"):
         for name, start, first, count in blocks(spans):
             part = out[first : first + count]
             np.subtract(local.read(name, start, start + count), anchor.read(first, count), out=part)
-            # A sum is finite unless a value is not, or finite values overflow; only then look at each.
-            if not np.isfinite(np.add.reduce(part)) and not np.isfinite(part).all():
+            # The sum of squares is finite unless a value is far above anything that training makes, or not a
+            # number at all; only then look at each.
+            if not np.isfinite(np.dot(part, part)) and not _can_be_sent(part, dtype):
                 return name
     return None
+
+
+def _can_be_sent(values: F32, dtype: Dtype) -> bool:
+    try:
+        dtypes.check_finite(dtype, dtypes.encode(dtype, values))
+    except (NonFinite, BadScale):
+        return False
+    return True

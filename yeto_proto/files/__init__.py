@@ -24,6 +24,8 @@ from .checks import (
     expected_version,
 )
 from .final_state import (
+    FinalStateFragment,
+    FinalStateReader,
     read_final_state,
     read_final_state_from,
     write_final_state,
@@ -49,6 +51,7 @@ from .model import (
 )
 from .paths import (
     load_checkpoint,
+    open_raw,
     read_checkpoint_step,
     read_snapshot,
     remove_file,
@@ -62,6 +65,8 @@ from .writer import SnapshotWriter, snapshot_bytes, write_to
 
 __all__ = [
     "PIECE_BYTES",
+    "FinalStateFragment",
+    "FinalStateReader",
     "FragmentReader",
     "FragmentState",
     "LedgerEntry",
@@ -90,6 +95,7 @@ __all__ = [
     "load_checkpoint",
     "load_for_resume",
     "marker_path",
+    "open_raw",
     "parse_marker",
     "read_checkpoint_step",
     "read_final_state",

@@ -7,11 +7,11 @@ from typing import BinaryIO, Final
 
 import numpy as np
 
-from yeto_proto._generated.errors import BadArgument
+from yeto_proto._generated.errors import BadArgument, WrongState
 from yeto_proto._generated.files import COUNT, F32, NUMEL, U32_MAX
 
 from ._rules import broken
-from ._stream import Progress, Sink, Source
+from ._stream import PIECE_BYTES, Progress, Sink, Source
 from .model import F32Array
 from .paths import FilePath, open_raw, replace_file
 
@@ -36,6 +36,83 @@ def write_final_state_to(
         sink.write(params)
 
 
+class FinalStateFragment:
+    """One fragment of a final state that is being read. What was not read is left out; `start` is the first
+    byte of its head."""
+
+    def __init__(self, source: Source, fragment_id: int, start: int, numel: int) -> None:
+        self.fragment_id = fragment_id
+        self.start = start
+        self.numel = numel
+        self._source = source
+        self._left = numel  # values that were neither read nor skipped
+
+    def read_params(self) -> F32Array:
+        """The parameters (numel,) f32.  Raises Truncated, WrongState."""
+        self._start()
+        params = np.empty(self.numel, F32)
+        self._source.read_into(params, self._name)
+        self._left = 0
+        return params
+
+    def params_pieces(self, piece: int = PIECE_BYTES // F32.itemsize) -> Iterator[F32Array]:
+        """The parameters in arrays of at most `piece` values, which share one buffer: use each at once."""
+        self._start()
+        buffer = np.empty(min(piece, self.numel), F32)
+        while self._left:
+            part = buffer[: self._left]
+            self._source.read_into(part, self._name)
+            self._left -= part.size
+            yield part
+
+    def skip_rest(self) -> None:
+        """Move behind this fragment."""
+        self._source.skip(self._left * F32.itemsize, self._name)
+        self._left = 0
+
+    @property
+    def _name(self) -> str:
+        return f"fragment {self.fragment_id} params"
+
+    def _start(self) -> None:
+        if self._left != self.numel:
+            raise WrongState(frame=_KIND, detail=f"{self._name} were read already")
+        self._source.need(self.numel * F32.itemsize, self._name)
+
+
+class FinalStateReader:
+    """Reads a final state front to back: `num_fragments`, then `fragments()`, with memory that does not
+    depend on the file.
+
+    stream, size, progress: as for `SnapshotReader`.
+
+    Raises Truncated (naming what, where and how many bytes), BadFragmentCount; `fragments` also BadNumel, and
+    TrailingBytes at its end.
+    """
+
+    def __init__(
+        self, stream: BinaryIO, *, size: int | None = None, progress: Progress | None = None
+    ) -> None:
+        self._source = Source(stream, _KIND, size=size, progress=progress)
+        self.num_fragments = int(COUNT.parse(self._source.read(COUNT.sizeof(), "fragment count")))
+        if not self.num_fragments:
+            raise broken("final_state.fragment_count.must", offset=0, seen=0)
+        self._source.need(self.num_fragments * NUMEL.sizeof(), f"{self.num_fragments} fragments")
+
+    def fragments(self) -> Iterator[FinalStateFragment]:
+        """The fragments in order; once."""
+        source = self._source
+        for number in range(self.num_fragments):
+            start = source.offset
+            numel = int(NUMEL.parse(source.read(NUMEL.sizeof(), f"fragment {number} numel")))
+            if not numel:
+                raise broken("final_state.numel.must", offset=start, limit=1, seen=numel)
+            fragment = FinalStateFragment(source, number, start, numel)
+            yield fragment
+            fragment.skip_rest()
+        source.at_end()
+
+
 def read_final_state_from(
     stream: BinaryIO, *, size: int | None = None, progress: Progress | None = None
 ) -> list[F32Array]:
@@ -43,27 +120,8 @@ def read_final_state_from(
 
     Raises Truncated (naming what, where and how many bytes), TrailingBytes, BadFragmentCount, BadNumel.
     """
-    source = Source(stream, _KIND, size=size, progress=progress)
-    fragments = list(_fragments(source))
-    source.at_end()
-    return fragments
-
-
-def _fragments(source: Source) -> Iterator[F32Array]:
-    count = int(COUNT.parse(source.read(COUNT.sizeof(), "fragment count")))
-    if not count:
-        raise broken("final_state.fragment_count.must", offset=0, seen=0)
-    source.need(count * NUMEL.sizeof(), f"{count} fragments")
-    for fragment in range(count):
-        start = source.offset
-        numel = int(NUMEL.parse(source.read(NUMEL.sizeof(), f"fragment {fragment} numel")))
-        if not numel:
-            raise broken("final_state.numel.must", offset=start, limit=1, seen=numel)
-        what = f"fragment {fragment} params"
-        source.need(numel * F32.itemsize, what)
-        params = np.empty(numel, F32)
-        source.read_into(params, what)
-        yield params
+    reader = FinalStateReader(stream, size=size, progress=progress)
+    return [fragment.read_params() for fragment in reader.fragments()]
 
 
 def write_final_state(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from yeto_proto._generated.constants import HASH_BYTES
 from yeto_proto._generated.errors import BadArgument, WrongState
@@ -43,11 +44,12 @@ _SHORTEST_PREFIX: Final = min(PREFIX_BYTES.values())
 class FragmentReader:
     """One fragment of a snapshot that is being read: its head, then params, then momentum, each at most once.
 
-    What was not read when the next fragment is asked for is left out.
+    What was not read when the next fragment is asked for is left out.  `start` is the first byte of its head.
     """
 
-    def __init__(self, source: Source, fragment_id: int, version: int, numel: int) -> None:
+    def __init__(self, source: Source, fragment_id: int, start: int, version: int, numel: int) -> None:
         self.fragment_id = fragment_id
+        self.start = start
         self.version = version
         self.numel = numel
         self._source = source
@@ -152,12 +154,29 @@ class SnapshotReader:
         Raises DuplicateLedger for an id that occurs twice, Truncated when the count promises too much.
         """
         if self._ledger is None:
-            for _ in self.fragments():
-                pass
-            if self._fragment is not None:
-                self._fragment.skip_rest()
             self._ledger = self._read_ledger()
         return self._ledger
+
+    def ledger_pieces(self) -> Iterator[npt.NDArray[np.void]]:
+        """The ledger in arrays of `LEDGER_ENTRY`, which share one buffer: use each at once.
+
+        In place of `ledger`, for a ledger larger than memory; nobody looks for ids that occur twice then.
+        Raises Truncated when the count promises too much.
+        """
+        for _ in self.fragments():
+            pass
+        if self._fragment is not None:
+            self._fragment.skip_rest()
+        count = int(COUNT.parse(self._source.read(COUNT.sizeof(), "ledger count")))
+        self._source.need(count * LEDGER_ENTRY.itemsize, f"ledger of {count} entries")
+        buffer = np.empty(min(count, _LEDGER_PIECE), LEDGER_ENTRY)
+        while count:
+            entries = buffer[:count]
+            self._source.read_into(entries, "ledger")
+            count -= entries.size
+            yield entries
+        if self._ledger is None:
+            self._ledger = {}
 
     def trailer(self) -> Trailer:
         """What stands behind the ledger.  Raises BadTrailer for a length, tag or content that no form has."""
@@ -199,19 +218,14 @@ class SnapshotReader:
             raise broken(
                 "snapshot.numel.must", offset=start, limit=1, seen=numel, detail=f"fragment {number}"
             )
-        self._fragment = FragmentReader(self._source, number, version, numel)
+        self._fragment = FragmentReader(self._source, number, start, version, numel)
         self._given += 1
         return self._fragment
 
     def _read_ledger(self) -> dict[int, LedgerEntry]:
-        count = int(COUNT.parse(self._source.read(COUNT.sizeof(), "ledger count")))
-        start = self._source.offset
-        self._source.need(count * LEDGER_ENTRY.itemsize, f"ledger of {count} entries")
         ledger: dict[int, LedgerEntry] = {}
-        buffer = np.empty(min(count, _LEDGER_PIECE), LEDGER_ENTRY)
-        while len(ledger) < count:
-            entries = buffer[: count - len(ledger)]
-            self._source.read_into(entries, "ledger")
+        for entries in self.ledger_pieces():
+            start = self._source.offset - entries.nbytes - len(ledger) * LEDGER_ENTRY.itemsize
             for learner_id, merges, steps, tokens in entries.tolist():
                 if learner_id in ledger:
                     raise broken(

@@ -184,6 +184,7 @@ class Coordinator:
             self._close(now, group.link, error)
             return
         self._registry.detach(group, conn)
+        group.broken.add(conn)
         link = group.link
         if error.sends:
             self._outbox.emit(Send(link, Error(text=str(error))))
@@ -221,7 +222,7 @@ class Coordinator:
 
     def _on_received(self, now: float, event: Received) -> None:
         group = self._registry.get(event.link)
-        if group is None:
+        if group is None or event.conn in group.broken:
             return
         group.heard_at = now
         self._leases.heard(group.link, now)

@@ -19,6 +19,7 @@ class Group:
 
     __slots__ = (
         "attached",
+        "broken",
         "caught_up_to",
         "conn",
         "data_conns",
@@ -38,6 +39,8 @@ class Group:
         # number.
         self.attached: set[int] = set()
         self.data_conns: set[int] = set()
+        # Data sockets that broke a rule. What the shell read on them before it closed them is not heard.
+        self.broken: set[int] = set()
         self.rate = StepRate()
         self.heard_at = 0.0  # when its last message came
         self.state = LEARNER_GROUP.initial

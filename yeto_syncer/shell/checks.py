@@ -11,6 +11,7 @@ from yeto_proto._generated.errors import YetoError
 from yeto_proto._generated.messages import Buffer, InitParams, Message, PushFragment
 from yeto_proto._generated.rules import RULES
 from yeto_proto._generated.types import Dtype
+from yeto_proto.memory import Allocate, fresh
 from yeto_proto.session import Session
 from yeto_syncer.core.jobs import F32
 from yeto_syncer.core.merge import Map
@@ -36,10 +37,11 @@ def bulk_size(message: Message) -> int:
     return 0
 
 
-def examine(message: Message, session: Session, spread: Map = map) -> F32 | None:
+def examine(message: Message, session: Session, spread: Map = map, allocate: Allocate = fresh) -> F32 | None:
     """Check that every value is finite (D11), and decode those of an INIT_PARAMS to f32.
 
     `spread` may run the parts of a large INIT side by side; a PUSH is checked by the calling thread alone.
+    `allocate` gives the memory of values that are decoded.
     Raises NonFinite or BadScale with the offset of the value, FrameTooLarge when there is no memory for it.
     """
     if isinstance(message, PushFragment):
@@ -47,7 +49,7 @@ def examine(message: Message, session: Session, spread: Map = map) -> F32 | None
     if isinstance(message, InitParams):
         numel = session.numel(message.fragment_id)
         try:
-            return _decode(bulk_dtype(session), message.tensor, numel, spread)
+            return _decode(bulk_dtype(session), message.tensor, numel, spread, allocate)
         except MemoryError:
             detail = "there is no memory to decode a payload of this size"
             seen = len(message.tensor)
@@ -55,8 +57,8 @@ def examine(message: Message, session: Session, spread: Map = map) -> F32 | None
     return None
 
 
-def _decode(dtype: Dtype, tensor: Buffer, numel: int, spread: Map) -> F32:
-    out = None if dtype is Dtype.F32 else np.empty(numel, np.float32)
+def _decode(dtype: Dtype, tensor: Buffer, numel: int, spread: Map, allocate: Allocate) -> F32:
+    out = None if dtype is Dtype.F32 else np.frombuffer(allocate(4 * numel), np.float32)
     for _ in spread(partial(_decode_part, dtype, tensor, numel, out), range(0, numel, PART)):
         pass
     # The state's own array from now on: every merge will read it, so it has to be aligned.
@@ -77,11 +79,11 @@ def _decode_part(dtype: Dtype, tensor: Buffer, numel: int, out: F32 | None, star
         dtypes.decode_range(dtype, tensor, numel, start, stop, out[start:stop])
 
 
-def encode(dtype: Dtype, params: F32, spread: Map = map) -> Buffer:
+def encode(dtype: Dtype, params: F32, spread: Map = map, allocate: Allocate = fresh) -> Buffer:
     """The wire bytes of a fragment, its parts encoded side by side. f32 stays the array's own memory."""
     if dtype is Dtype.F32 or params.size <= PART:
         return dtypes.encode(dtype, params)
-    out = np.empty(dtypes.encoded_bytes(dtype, params.size), np.uint8).data
+    out = allocate(dtypes.encoded_bytes(dtype, params.size))
     for _ in spread(partial(_encode_part, dtype, params, out), range(0, params.size, PART)):
         pass
     return out

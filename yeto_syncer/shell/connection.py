@@ -99,10 +99,19 @@ class Connection:
         self._reading = wanted
         if wanted:
             self._owner.loop.add_reader(self.wire.fileno(), self._readable)
+            if self.wire.pending:
+                self._owner.loop.call_soon(self._readable)
         else:
             self._owner.loop.remove_reader(self.wire.fileno())
 
     def _readable(self) -> None:
+        self._read_turn()
+        if self.wire.unsent:
+            self.watch_writable(True)
+        if self._reading and self.wire.pending:  # the kernel will not tell us of these bytes
+            self._owner.loop.call_soon(self._readable)
+
+    def _read_turn(self) -> None:
         left = READ_TURN
         while left > 0 and self._reading:
             view = SCRATCH if self._last is not None else self.reader.get_buffer()
@@ -173,6 +182,17 @@ class Connection:
             self._owner.writable(self)
         else:
             self._send_last()
+        if self.wire.unsent and not self.blocked and not self.is_closed:
+            self._flush()
+
+    def _flush(self) -> None:
+        # What TLS itself has to say; everything else waits with its owner.
+        try:
+            self.wire.flush()
+        except OSError:
+            self._end()
+        else:
+            self.watch_writable(self.wire.unsent)
 
     # -- parting
 

@@ -10,6 +10,7 @@ from yeto_proto._generated.limits import payload_limit
 from yeto_proto._generated.messages import Error, Message
 from yeto_proto._generated.types import FrameType, Role
 from yeto_proto.chunks import Reassembler
+from yeto_proto.memory import Allocate, fresh
 from yeto_proto.session import Session
 from yeto_syncer.core.events import Delivered, Event
 from yeto_syncer.core.jobs import Link
@@ -42,10 +43,11 @@ class Group:
         post: Callable[[Event], None],
         lost: Callable[[Connection], None],
         wake: Callable[[Group], None],
+        allocate: Allocate = fresh,
     ) -> None:
         self.link = link
         self.session = session
-        self.reassembler = Reassembler(Role.SYNCER, session)
+        self.reassembler = Reassembler(Role.SYNCER, session, allocate=allocate)
         self.sockets: dict[int, Connection] = {CONTROL: control}
         self.lane = Lane(post)
         self.checks = 0
@@ -124,7 +126,7 @@ class Group:
         if count and not self._outbound.partial(stream):
             conn.stalled_since = None
             return count
-        if count or conn.stalled_since is None:
+        if count is not None or conn.stalled_since is None:
             conn.stalled_since = self._clock.time()
         conn.watch_writable(True)
         return count or 0

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Protocol
 
+from yeto_syncer.shell.doorman import Doorman
 from yeto_syncer.shell.wires import PlainWire, Wire
 
 BACKLOG = 1024
@@ -24,6 +25,9 @@ class Acceptor(Protocol):
     def accepted(self, wire: Wire, peer: str) -> int:
         """Take a socket; returns how many are in handshake."""
 
+    def turned_away(self, peer: str) -> None:
+        """A socket was closed unheard."""
+
 
 class Listener:
     """Accepts while fewer than `limit` sockets are in handshake; the rest waits in the kernel's backlog
@@ -35,8 +39,12 @@ class Listener:
         sock: socket.socket,
         limit: int,
         warn: Callable[[str], None],
+        doorman: Doorman,
+        wrap: Callable[[socket.socket], Wire] = PlainWire,
     ) -> None:
         sock.setblocking(False)
+        self._doorman = doorman
+        self._wrap = wrap
         self._loop = loop
         self._sock = sock
         self._limit = limit
@@ -84,8 +92,12 @@ class Listener:
                 self._pause = self._loop.call_later(RETRY_S, self._again)
                 self._watch()
                 return
+            if self._doorman.turns_away(address[0], self._loop.time()):
+                sock.close()
+                self._acceptor.turned_away(shown(address))
+                continue
             try:
-                wire = PlainWire(sock)
+                wire = self._wrap(sock)
             except OSError:  # it has gone before it was set up
                 sock.close()
                 continue

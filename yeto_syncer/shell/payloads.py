@@ -11,6 +11,7 @@ from concurrent.futures import Future
 
 from yeto_proto._generated.messages import BcastFragment, Buffer, FinalFragment
 from yeto_proto._generated.types import Dtype
+from yeto_proto.memory import Allocate, fresh
 from yeto_syncer.core.effects import Versioned
 from yeto_syncer.core.jobs import F32
 from yeto_syncer.core.merge import Map
@@ -91,9 +92,10 @@ class SharedPayload:
 class Payloads:
     """The payloads that some group still has to send."""
 
-    def __init__(self, workers: Workers, spread: Map = map) -> None:
+    def __init__(self, workers: Workers, spread: Map = map, allocate: Allocate = fresh) -> None:
         self._workers = workers
         self._spread = spread
+        self._allocate = allocate
         self._known: dict[tuple[int, int, bool], SharedPayload] = {}
 
     def get(self, fragment: Versioned, dtype: Dtype, final: bool) -> SharedPayload:
@@ -103,7 +105,7 @@ class Payloads:
 
     def encode(self, dtype: Dtype, params: F32, done: Callable[[Future[Buffer]], None]) -> None:
         """Encode off the event loop, in parts side by side."""
-        self._workers.submit(lambda: encode(dtype, params, self._spread), done)
+        self._workers.submit(lambda: encode(dtype, params, self._spread, self._allocate), done)
 
     def remember(self, payload: SharedPayload) -> None:
         """It has a user."""

@@ -7,12 +7,12 @@ which of them holds back the effects behind it.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 from yeto_proto._generated.types import MergeMode
+from yeto_proto.pool import BufferPool
 from yeto_syncer.core.effects import (
     Accept,
     AppendTape,
@@ -50,6 +50,7 @@ from yeto_syncer.core.jobs import FoldJob, MergeJob, MergeResult
 from yeto_syncer.core.merge import Map
 from yeto_syncer.core.merge import fold as run_fold
 from yeto_syncer.core.merge import run as run_merge
+from yeto_syncer.shell.counters import Counters
 from yeto_syncer.shell.logs import Log as LogWriter
 from yeto_syncer.shell.server import Server
 from yeto_syncer.shell.storage import Storage
@@ -83,6 +84,8 @@ class Performer:
         spread: Map,
         svd: SvdPool | None,
         end: Callable[[Exit], None],
+        pool: BufferPool,
+        counters: Counters,
     ) -> None:
         self._loop = loop
         self._server = server
@@ -95,8 +98,9 @@ class Performer:
         self._merging = Workers("merge", 1, loop)
         self._spread = spread
         self._svd = svd
+        self._pool = pool
         self._writing = Workers("checkpoint", 1, loop)
-        self.counters: Counter[str] = Counter()
+        self._counters = counters
         self._actions: Mapping[type, Callable[[Any], bool | None]] = {
             Accept: lambda e: server.accept(e.conn, e.link, e.session),
             Attach: lambda e: server.attach(e.conn, e.link, e.stream_idx),
@@ -148,7 +152,7 @@ class Performer:
         if job.momentum.size <= INLINE_MERGE:
             folded(settled(lambda: run_fold(job)))
         else:
-            self._merging.submit(lambda: run_fold(job, self._spread), folded)
+            self._merging.submit(lambda: run_fold(job, self._spread, self._pool.empty), folded)
 
     def _merge(self, job: MergeJob) -> None:
         def merged(future: Future[MergeResult | None]) -> None:
@@ -164,7 +168,7 @@ class Performer:
         if flatten is None and job.params.size * max(len(job.answers), 1) <= INLINE_MERGE:
             merged(settled(lambda: run_merge(job)))
         else:
-            self._merging.submit(lambda: run_merge(job, self._spread, flatten), merged)
+            self._merging.submit(lambda: run_merge(job, self._spread, flatten, self._pool.empty), merged)
 
     def _drain(self) -> bool:
         if self._svd is None:
@@ -231,8 +235,7 @@ class Performer:
             self._post(FileFailed("the event tape", reason(error)))
 
     def _count(self, effect: Count) -> None:
-        labels = ",".join(f"{key}={value}" for key, value in sorted(effect.labels.items()))
-        self.counters[f"{effect.name}{{{labels}}}" if labels else effect.name] += 1
+        self._counters.add(effect.name, effect.labels)
 
     def _set_timer(self, effect: SetTimer) -> None:
         if self._timer is not None:

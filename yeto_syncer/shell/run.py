@@ -9,13 +9,17 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from yeto_proto.pool import BufferPool
 from yeto_syncer.core.config import Config
 from yeto_syncer.core.coordinator import Coordinator
 from yeto_syncer.core.effects import Exit
 from yeto_syncer.core.events import Stop
 from yeto_syncer.shell import start
+from yeto_syncer.shell.counters import Counters
+from yeto_syncer.shell.doorman import Doorman
 from yeto_syncer.shell.engine import SECOND_SIGNAL, Engine
 from yeto_syncer.shell.listener import Listener
 from yeto_syncer.shell.logs import Log, complain
@@ -23,6 +27,8 @@ from yeto_syncer.shell.performer import Performer
 from yeto_syncer.shell.resolve import Resolved
 from yeto_syncer.shell.server import Server
 from yeto_syncer.shell.start import Prepared, StartError
+from yeto_syncer.shell.tls import TlsWire
+from yeto_syncer.shell.wires import PlainWire
 from yeto_syncer.shell.workers import Workers
 
 LAST_WORDS_S = 2.0
@@ -62,6 +68,11 @@ def serve(config: Config, settings: Resolved, environ: Mapping[str, str], unknow
     return code
 
 
+def merge_threads(given: int | None) -> int:
+    """Threads of one merge: as given, or the cores of this machine, up to a bound."""
+    return given or min(MOST_PARTS, os.cpu_count() or 1)
+
+
 class Process:
     """The event loop and everything that runs on it."""
 
@@ -74,12 +85,15 @@ class Process:
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._failed)
         self._values = Workers("values", VALUE_THREADS, self._loop)
-        threads = settings["merge_threads"] or min(MOST_PARTS, os.cpu_count() or 1)
+        threads = merge_threads(settings["merge_threads"])
         # Threads that do the parts of a merge, a decoding or an encoding while the thread that asked waits; a
         # single one would only take its place.
         self._parts = Workers("part", threads, self._loop) if threads > 1 else None
         spread = self._parts.map if self._parts is not None else map
+        memory = BufferPool()
         coordinator = Coordinator(config, prepared.resumed)
+        self._counters = Counters()
+        doorman = Doorman(settings["max_failed_handshakes"])
         self._profile = coordinator.profile_hash.hex()
         self._binding = config.require_profile_binding
         self._engine = Engine(coordinator, self._loop.time, self._perform, self._settle)
@@ -90,6 +104,10 @@ class Process:
             spread,
             prepared.key,
             config.write_timeout_s,
+            memory,
+            doorman,
+            self._counters,
+            lambda text, fields: log.write("warning", text, fields),
         )
         self._performer = Performer(
             self._loop,
@@ -100,6 +118,8 @@ class Process:
             spread,
             prepared.svd,
             self._end,
+            memory,
+            self._counters,
         )
         self._performer.connect(self._engine)
         self._listener = Listener(
@@ -107,6 +127,8 @@ class Process:
             prepared.socket,
             settings["max_pending_connections"],
             lambda text: log.write("warning", text),
+            doorman,
+            PlainWire if prepared.tls is None else partial(TlsWire, context=prepared.tls),
         )
 
     def _perform(self, effect: Any) -> bool:
@@ -121,8 +143,8 @@ class Process:
             self._server.listen(self._listener)
             self._announce()
             self._loop.run_forever()
-        for name, count in sorted(self._performer.counters.items()):
-            self._log.write("debug", "counter", {"name": name, "count": count})
+        for name, labels, count in self._counters.items():
+            self._log.write("debug", "counter", {"name": name, **dict(labels), "count": count})
         return self._code
 
     def _announce(self) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from yeto_proto._generated.errors import YetoError
+from yeto_proto._generated.errors import AuthenticationFailed, YetoError
 from yeto_proto._generated.messages import DataHello, Error, Hello, Message
 from yeto_proto._generated.types import Dtype, Role
+from yeto_proto.pool import BufferPool
 from yeto_proto.reader import FrameReader, decode_hello
 from yeto_proto.session import Session
 from yeto_proto.writer import frame
@@ -32,6 +33,8 @@ from yeto_syncer.core.jobs import F32, Link
 from yeto_syncer.core.merge import Map
 from yeto_syncer.shell.checks import INLINE_BYTES, bulk_dtype, bulk_size, examine
 from yeto_syncer.shell.connection import Connection
+from yeto_syncer.shell.counters import Counters
+from yeto_syncer.shell.doorman import Doorman
 from yeto_syncer.shell.group import Group
 from yeto_syncer.shell.listener import Listener
 from yeto_syncer.shell.outbound import CONTROL, Stream
@@ -66,15 +69,23 @@ class Server:
         spread: Map,
         key: bytes | None,
         write_timeout_s: float,
+        pool: BufferPool,
+        doorman: Doorman,
+        counters: Counters,
+        warn: Callable[[str, dict[str, object]], None],
     ) -> None:
         self.loop = loop
         self._line = line
         self._workers = workers
         self._key = key
+        self._doorman = doorman
+        self._counters = counters
+        self._warn = warn
         self._session: Session | None = None
         self._write_timeout_s = write_timeout_s
         self._spread = spread
-        self._payloads = Payloads(workers, spread)
+        self._pool = pool
+        self._payloads = Payloads(workers, spread, pool.take)
         self._connections: dict[int, Connection] = {}
         self._groups: dict[Link, Group] = {}
         self._member_of: dict[int, Group] = {}
@@ -96,13 +107,23 @@ class Server:
     def accepted(self, wire: Wire, peer: str) -> int:
         """A new socket; returns how many are still in handshake."""
         self._numbers += 1
-        reader = FrameReader(Role.SYNCER, defer_hello=True)
+        reader = FrameReader(Role.SYNCER, defer_hello=True, allocate=self._pool.take)
         conn = Connection(self._numbers, wire, peer, reader, self)
         self._connections[conn.number] = conn
         self._pending.add(conn.number)
         self._line.post(Opened(conn.number))
         conn.release("new")
         return len(self._pending)
+
+    def turned_away(self, peer: str) -> None:
+        """The listener has closed a socket unheard."""
+        self._counters.add("connections_turned_away")
+
+    def _failed(self, conn: Connection) -> None:
+        # A handshake came to nothing.
+        host = host_of(conn.peer)
+        if self._doorman.failed(host, self.loop.time()):
+            self._warn("too many failed handshakes: turned away for a while", {"host": host})
 
     def _settled(self, conn: Connection) -> None:
         self._pending.discard(conn.number)
@@ -122,7 +143,8 @@ class Server:
             except YetoError as error:
                 self.broken(conn, error)
             else:
-                self._line.post(HelloReceived(conn.number, hello))
+                if self._may_be(conn, "HELLO", hello.learner_id):
+                    self._line.post(HelloReceived(conn.number, hello))
 
         def parse(known: Session | None = self._session) -> Hello:
             return decode_hello(payload, known=known, key=self._key)
@@ -131,6 +153,16 @@ class Server:
             parsed(settled(parse))
         else:
             self._workers.submit(parse, parsed)
+
+    def _may_be(self, conn: Connection, frame: str, learner_id: int) -> bool:
+        # D25: with a client CA, the certificate of every socket names its learner.
+        allowed = conn.wire.learners
+        if allowed is None or learner_id in allowed:
+            return True
+        names = ", ".join(map(str, sorted(allowed))) or "none"
+        detail = f"the certificate does not name learner {learner_id} (it names: {names})"
+        self.broken(conn, AuthenticationFailed(rule="syncer.tls.learner_name", frame=frame, detail=detail))
+        return False
 
     def arrived(self, conn: Connection, messages: Sequence[Message]) -> None:
         """Whole messages of one socket."""
@@ -141,7 +173,7 @@ class Server:
             if group is not None:
                 if not self._received(conn, group, message):
                     return
-            elif isinstance(message, DataHello):
+            elif isinstance(message, DataHello) and self._may_be(conn, "DATA_HELLO", message.learner_id):
                 self._line.post(DataHelloReceived(conn.number, message))
         if self._line.congested:
             self._congested.add(conn)
@@ -183,7 +215,7 @@ class Server:
             else:
                 fill(Received(conn.number, group.link, message, values))
 
-        self._workers.submit(lambda: examine(message, group.session, self._spread), examined)
+        self._workers.submit(lambda: examine(message, group.session, self._spread, self._pool.take), examined)
 
     def broken(self, conn: Connection, error: YetoError) -> None:
         """Bytes were refused. The coordinator says what happens to the socket."""
@@ -198,7 +230,13 @@ class Server:
         """End of stream or a socket error. The end of a control socket is the end of its group."""
         group = self._member_of.get(conn.number)
         if group is None:
-            conn.close()
+            if conn.wire.trouble is None:
+                conn.close()
+            else:
+                self._counters.add("connections_refused", {"reason": "TlsFailed"})
+                self._warn("connection refused", {"peer": conn.peer, "reason": f"TLS: {conn.wire.trouble}"})
+                self._failed(conn)
+                conn.retire()  # the alert that says why is still to be read
             self._line.post(Disconnected(conn.number))
             return
         stream = group.stream_of(conn)
@@ -234,7 +272,10 @@ class Server:
         if conn is None or conn.is_over:
             return
         self._session = session
-        group = Group(link, session, conn, self.loop, self._line.post, self.ended, self._wake)
+        self._doorman.admitted(host_of(conn.peer))
+        group = Group(
+            link, session, conn, self.loop, self._line.post, self.ended, self._wake, self._pool.take
+        )
         self._groups[link] = group
         self._join(conn, group)
 
@@ -257,6 +298,7 @@ class Server:
         conn = self._connections.get(number)
         if conn is None:
             return
+        self._failed(conn)
         if not error.sends:
             conn.close()
             return
@@ -360,3 +402,8 @@ class Server:
                 self._connections[number].close()
         if not self._connections:
             done()
+
+
+def host_of(peer: str) -> str:
+    """The host of a HOST:PORT as `listener.shown` writes it."""
+    return peer.rpartition(":")[0].strip("[]")

@@ -332,6 +332,17 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     _s("island_hmac_key_file", "security", PATH, None,
        help="File with the key that every HELLO must be sealed with; its bytes without line ends. "
        "YETO_ISLAND_HMAC_KEY may hold the key itself."),
+    _s("tls_cert", "security", PATH, None,
+       help="PEM file with the server's certificate chain: from now on every connection is TLS 1.3. Needs "
+       "--tls-key."),
+    _s("tls_key", "security", PATH, None,
+       help="PEM file with the key of --tls-cert, without a password."),
+    _s("tls_client_ca", "security", PATH, None,
+       help="PEM file of the CA whose certificates learners must show; each must name its learner by the URI "
+       "yeto:learner:ID. Needs --tls-cert."),
+    _s("max_failed_handshakes", "security", U32, 100, unit="a minute",
+       help="An address with more failed handshakes than this is turned away until some are forgiven, unless "
+       "a learner was admitted from it; 0 is off."),
     _s("require_profile_binding", "security", SWITCH, False,
        help="Refuse a HELLO without the hash of this configuration."),
     # output
@@ -339,6 +350,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
        help="Form of the log lines on standard error."),
     _s("log_level", "output", choice(*LEVELS), "info",
        help="Quietest level that is still written."),
+    _s("metrics_port", "output", U16, None, unset="off",
+       help="Port of the Prometheus metrics, at /metrics; 0 takes a free one. Needs yeto[metrics]."),
+    _s("metrics_host", "output", TEXT, "127.0.0.1",
+       help="Address of --metrics-port. Whoever reaches it can read the metrics."),
+    _s("status_port", "output", U16, None, unset="off",
+       help="Port of the status page, which only shows; 0 takes a free one."),
+    _s("status_host", "output", TEXT, "127.0.0.1",
+       help="Address of --status-port. Whoever reaches it can read the page."),
 )
 # fmt: on
 

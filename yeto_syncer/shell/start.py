@@ -6,6 +6,7 @@ import contextlib
 import errno
 import ipaddress
 import socket
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from yeto_syncer.shell.resolve import Resolved
 from yeto_syncer.shell.storage import Storage
 from yeto_syncer.shell.svd_pool import BadTimeoutError, SvdPool, SvdPoolError, Timeouts
 from yeto_syncer.shell.tape import Tape
+from yeto_syncer.shell.tls import TlsFilesError, server_context
 
 KEY_VARIABLE = "YETO_ISLAND_HMAC_KEY"
 
@@ -47,6 +49,7 @@ class Prepared:
     tape: Tape | None
     resumed: Snapshot | None
     svd: SvdPool | None
+    tls: ssl.SSLContext | None
 
 
 def prepare(
@@ -55,7 +58,8 @@ def prepare(
     """Open and check everything; `stack` gets what has to be undone at the end. Raises StartError."""
     key = read_key(settings, environ)
     family, address = _address(settings["host"], settings["port"])
-    _guard(settings, address, key, log)
+    tls = tls_context(settings)
+    _guard(settings, address, key, tls, log)
     checkpoint = Path(config.checkpoint_path) if config.checkpoint_path is not None else None
     final_state = Path(config.final_state) if config.final_state is not None else None
     port_file = Path(settings["port_file"]) if settings["port_file"] is not None else None
@@ -82,7 +86,7 @@ def prepare(
     _listen(bound)
     if port_file is not None:
         _write_port(port_file, bound.getsockname()[1], stack)
-    return Prepared(key, bound, Storage(checkpoint, final_state), tape, resumed, svd)
+    return Prepared(key, bound, Storage(checkpoint, final_state), tape, resumed, svd, tls)
 
 
 def read_key(settings: Resolved, environ: Mapping[str, str]) -> bytes | None:
@@ -102,6 +106,21 @@ def read_key(settings: Resolved, environ: Mapping[str, str]) -> bytes | None:
     return key
 
 
+def tls_context(settings: Resolved) -> ssl.SSLContext | None:
+    """TLS as the settings ask for it, or None. Raises StartError for files that cannot be used."""
+    certificate, key, ca = (settings[name] for name in ("tls_cert", "tls_key", "tls_client_ca"))
+    if certificate is None and key is None and ca is None:
+        return None
+    for path, flag in ((certificate, "--tls-cert"), (key, "--tls-key")):
+        if path is None:
+            given = "--tls-client-ca" if ca is not None else "--tls-cert" if certificate else "--tls-key"
+            raise StartError(f"{given} is given without {flag}", flag, "give both --tls-cert and --tls-key")
+    try:
+        return server_context(Path(certificate), Path(key), Path(ca) if ca is not None else None)
+    except TlsFilesError as error:
+        raise StartError(error.what, error.flag, error.fix) from None
+
+
 def _address(host: str, port: int) -> tuple[int, tuple[object, ...]]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -113,15 +132,23 @@ def _address(host: str, port: int) -> tuple[int, tuple[object, ...]]:
     return family, address
 
 
-def _guard(settings: Resolved, address: tuple[object, ...], key: bytes | None, log: Log) -> None:
+def _guard(
+    settings: Resolved,
+    address: tuple[object, ...],
+    key: bytes | None,
+    tls: ssl.SSLContext | None,
+    log: Log,
+) -> None:
     # D25: whoever reaches the port can join the run and read the model.
-    if key is not None or ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+    proven = key is not None or (tls is not None and tls.verify_mode is ssl.CERT_REQUIRED)
+    if proven or ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         return
-    if not settings["allow_unauthenticated"]:
+    if tls is None and not settings["allow_unauthenticated"]:
         raise StartError(
             f"{address[0]} is not a loopback address and nobody would have to authenticate",
             "--host",
-            f"give --island-hmac-key-file or {KEY_VARIABLE}, or --allow-unauthenticated if you trust all",
+            f"give --island-hmac-key-file, {KEY_VARIABLE} or --tls-cert, "
+            "or --allow-unauthenticated if you trust all",
         )
     log.write("warning", "anybody who reaches this address can join the run", {"host": address[0]})
 

@@ -1,4 +1,4 @@
-"""Sockets as the connections use them. A TLS socket can stand in for a plain one: same methods, same
+"""Sockets as the connections use them. A TLS wire (`tls`) can stand in for a plain one: same methods, same
 answers."""
 
 from __future__ import annotations
@@ -16,7 +16,23 @@ KEEPALIVE_COUNT = 4
 
 
 class Wire(Protocol):
-    """A connected, non-blocking byte stream. `recv_into` and `send` raise OSError when it has broken."""
+    """A connected, non-blocking byte stream. `recv_into`, `send` and `flush` raise OSError once it broke."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether `recv_into` has something to give that the kernel knows nothing of."""
+
+    @property
+    def unsent(self) -> bool:
+        """Whether bytes that nobody is waiting for are held inside until the kernel takes them."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it broke before anything could be said on it, for people."""
+
+    @property
+    def learners(self) -> frozenset[int] | None:
+        """The learner ids that the peer may have; None when it does not have to prove any."""
 
     def fileno(self) -> int: ...
 
@@ -24,7 +40,11 @@ class Wire(Protocol):
         """Bytes read, 0 at the end of the stream, None when nothing is there now."""
 
     def send(self, buffers: Sequence[Buffer]) -> int | None:
-        """Bytes taken, None when nothing can be taken now."""
+        """Bytes taken, None when nothing can be taken now. 0: bytes have left, but none is complete; the call
+        must come again with the same first buffer."""
+
+    def flush(self) -> None:
+        """Hand to the kernel what is `unsent`."""
 
     def finish(self) -> None:
         """Tell the peer that nothing more will come. Reading goes on."""
@@ -34,6 +54,11 @@ class Wire(Protocol):
 
 class PlainWire:
     """A TCP socket: no delay, and probes so that a peer that vanished is noticed in about two minutes."""
+
+    pending = False
+    unsent = False
+    trouble = None
+    learners = None
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -62,6 +87,9 @@ class PlainWire:
             return self._sock.sendmsg(buffers)
         except (BlockingIOError, InterruptedError):
             return None
+
+    def flush(self) -> None:
+        pass
 
     def finish(self) -> None:
         with contextlib.suppress(OSError):

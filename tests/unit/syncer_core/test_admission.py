@@ -289,6 +289,19 @@ def test_a_message_that_its_sender_may_not_send_ends_the_data_socket_that_brough
 
 
 @pytest.mark.rule("syncer.data_stream.error")
+def test_what_was_read_on_a_data_socket_before_it_could_be_closed_is_not_heard() -> None:
+    """Effects may wait behind a checkpoint, and meanwhile the shell reads on."""
+    run = driver()
+    peer = Peer(run, 0, 1, num_streams=2)
+    broken, good = peer.data_stream(0), peer.data_stream(1)
+    run.feed(Received(broken, peer.link, Heartbeat(2, 1)))
+    effects = run.feed(Received(broken, peer.link, Heartbeat(2, 2)), Refused(broken, BadMagic()))
+    assert effects == []
+    assert len(run.of(CloseConn)) == len(list(peer.messages(Error))) == 1, "answered once"
+    assert CloseConn(good) in run.feed(Received(good, peer.link, Heartbeat(2, 3))), "the others are heard"
+
+
+@pytest.mark.rule("syncer.data_stream.error")
 @pytest.mark.parametrize(
     "error", [NonFinite(), BadScale(), BadCounter()], ids=lambda each: type(each).__name__
 )

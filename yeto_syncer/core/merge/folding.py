@@ -29,21 +29,21 @@ from yeto_syncer.core.jobs import Accumulator, Answer, FoldJob
 from yeto_syncer.core.merge.arrays import F64
 from yeto_syncer.core.merge.gradients import Gradients
 from yeto_syncer.core.merge.passes import Map, Passes
-from yeto_syncer.core.merge.plan import Columns, Cut, Scratch, Strip
+from yeto_syncer.core.merge.plan import Columns, Cut, Empty, Scratch, Strip, empty_array
 
 
-def fold(job: FoldJob, map: Map = map) -> None:
+def fold(job: FoldJob, map: Map = map, empty: Empty = empty_array) -> None:
     """Adds the answer of `job` to `job.into`, negated once, in the tensors' own order.
 
     Each coefficient is formed in f64 and rounded to f32; then each product and each sum is rounded to f32, as
     in `avg` and `rda`. An answer without weight, and with RDA a tensor of length 0, adds nothing to `acc`. A
     sum that overflows shows when the round is closed. The same answers in the same order give the same bits,
-    whatever `map` does (see `run`). Memory: about 10 MiB for each thread. Raises BadArgument when a length
-    does not fit.
+    whatever `map` does (see `run`). Memory: about 10 MiB for each thread, from `empty`. Raises BadArgument
+    when a length does not fit.
     """
     check_lengths(job)
     with np.errstate(all="ignore"):
-        _Fold(job, map).add()
+        _Fold(job, map, empty).add()
 
 
 def check_lengths(job: FoldJob) -> None:
@@ -67,8 +67,8 @@ def check_delta(answer: Answer, numel: int) -> None:
 class _Fold(Passes):
     """The passes of one fold."""
 
-    def __init__(self, job: FoldJob, map: Map) -> None:
-        super().__init__(Cut(job.tensors.numels), Gradients([job.answer], job.momentum, ()), map)
+    def __init__(self, job: FoldJob, map: Map, empty: Empty) -> None:
+        super().__init__(Cut(job.tensors.numels), Gradients([job.answer], job.momentum, ()), map, empty)
         self.job = job
 
     def add(self) -> None:

@@ -17,7 +17,7 @@ from yeto_syncer.core.merge.folding import check_delta, closing_scales
 from yeto_syncer.core.merge.gradients import Gradients
 from yeto_syncer.core.merge.outer import step
 from yeto_syncer.core.merge.passes import Map, Passes, quiet
-from yeto_syncer.core.merge.plan import Columns, Cut, Scratch, Strip
+from yeto_syncer.core.merge.plan import Columns, Cut, Empty, Scratch, Strip, empty_array
 from yeto_syncer.core.merge.reduction import directions, radial_mean, shares, total_weight
 from yeto_syncer.core.merge.spectrum import flatten
 
@@ -36,7 +36,9 @@ class Flatten(Protocol):
 Coefficients: TypeAlias = Sequence[Sequence[np.float32 | None] | None]
 
 
-def run(job: MergeJob, map: Map = map, flatten: Flatten | None = None) -> MergeResult | None:
+def run(
+    job: MergeJob, map: Map = map, flatten: Flatten | None = None, empty: Empty = empty_array
+) -> MergeResult | None:
     """Merges the answers of one round and steps: this package's formulas on a whole fragment, bit for bit.
 
     Per tensor: gradient_m = -delta_m; `heloco` against the old momentum when `job.correction`; `avg`, `rda`,
@@ -57,6 +59,9 @@ def run(job: MergeJob, map: Map = map, flatten: Flatten | None = None) -> MergeR
     `flatten` takes the place of `iso` in an iso fragment (the torch-svd backend); without it the spectrum is
     flattened here, in f64.
 
+    `empty` gives the memory of the results and of what a thread works in: the first touch of fresh memory can
+    take longer than the arithmetic.
+
     Memory: the two result arrays, and about 10 MiB for each thread. Rules that need a norm before they can
     add (RDA, HeLoCo) decode each strip again in every pass, which is cheaper than memory for whole decoded
     gradients. Until the last pass writes the results, their arrays serve as the accumulator and keep what
@@ -64,7 +69,7 @@ def run(job: MergeJob, map: Map = map, flatten: Flatten | None = None) -> MergeR
     """
     check(job)
     with np.errstate(all="ignore"):  # an overflow is looked for in the result instead
-        return Merge(job, map, flatten).result()
+        return Merge(job, map, flatten, empty).result()
 
 
 def check(job: MergeJob) -> None:
@@ -86,19 +91,21 @@ def check(job: MergeJob) -> None:
 class Merge(Passes):
     """One merge: its passes over the fragment, and what is known between them."""
 
-    def __init__(self, job: MergeJob, map: Map, flatten: Flatten | None) -> None:
+    def __init__(self, job: MergeJob, map: Map, flatten: Flatten | None, empty: Empty) -> None:
         self.job = job
-        self.flattener: Flatten = self.flatten_here if flatten is None else flatten
+        # A bound method kept here would be a cycle, and the result would outlive its last user until a
+        # collection finds it.
+        self.flattener = flatten
         answers = sorted(job.answers, key=lambda answer: answer.link)
         self.total = total_weight([answer.weight for answer in answers])
         # An answer without weight has the coefficient 0 in every rule: left out, it gives the same bits.
         answers = [answer for answer in answers if answer.weight > 0.0]
         self.weights = [answer.weight for answer in answers]
-        self.params: F32 = np.empty_like(job.params)
+        self.params: F32 = empty(job.params.size)
         # Sums that were folded on arrival become the new momentum where they stand.
-        self.momentum: F32 = np.empty_like(job.momentum) if job.folded is None else job.folded.values
+        self.momentum: F32 = empty(job.momentum.size) if job.folded is None else job.folded.values
         gradients = Gradients(answers, job.momentum, (self.params, self.momentum))
-        super().__init__(Cut(job.tensors.numels), gradients, map)
+        super().__init__(Cut(job.tensors.numels), gradients, map, empty)
 
     def result(self) -> MergeResult | None:
         mode = self.job.tensors.mode
@@ -128,7 +135,7 @@ class Merge(Passes):
         """Flattens the means in the accumulator, whose squares are `averaged`, and steps."""
         if not math.isfinite(in_order(averaged[:, 0].tolist())):
             return averaged  # a matrix with inf or NaN has no spectrum
-        self.flattener(self.matrices())
+        (self.flattener or self.flatten_here)(self.matrices())
         return self.passes(lambda strip, scratch: self.finish(strip, ONE, scratch))
 
     def close(self, sums: Accumulator, mode: MergeMode) -> F64:

@@ -10,7 +10,7 @@ import numpy as np
 from yeto_syncer.core.merge.arrays import F64
 from yeto_syncer.core.merge.correction import Opposed
 from yeto_syncer.core.merge.gradients import Gradients, Turned
-from yeto_syncer.core.merge.plan import Columns, Cut, Scratch, Strip
+from yeto_syncer.core.merge.plan import Columns, Cut, Empty, Scratch, Strip
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -29,10 +29,11 @@ class Passes:
     not depend on `map`.
     """
 
-    def __init__(self, cut: Cut, gradients: Gradients, map: Map) -> None:
+    def __init__(self, cut: Cut, gradients: Gradients, map: Map, empty: Empty) -> None:
         self.cut = cut
         self.gradients = gradients
         self.map = map
+        self.empty = empty
         self.scratches: list[Scratch] = []
 
     def passes(self, work: Callable[[Strip, Scratch], Columns]) -> F64:
@@ -41,7 +42,7 @@ class Passes:
                 # Atomic, as is append: at most one for each thread is ever made.
                 scratch = self.scratches.pop()
             except IndexError:
-                scratch = Scratch(self.cut.longest)
+                scratch = Scratch(self.cut.longest, self.empty)
             rows: list[tuple[float, ...]] = []
             for strip in self.cut.strips(part):
                 rows.extend(zip(*work(strip, scratch), strict=True))

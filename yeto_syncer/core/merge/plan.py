@@ -10,7 +10,7 @@ thread does in one go. The cut depends on the layout alone, so it cannot make bi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -23,8 +23,16 @@ from yeto_syncer.core.merge.arrays import F32, F64, product_sums
 # Numbers of one strip: columns with one number for each of its reduction blocks.
 Columns: TypeAlias = Sequence[list[float]]
 
+# Gives an f32 array of so many values, whatever they are.
+Empty: TypeAlias = Callable[[int], F32]
+
 STRIP = 4 * REDUCTION_BLOCK
 TASK = 16 * REDUCTION_BLOCK
+
+
+def empty_array(numel: int) -> F32:
+    """An array of its own."""
+    return np.empty(numel, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +85,18 @@ class Cut:
 
 
 class Scratch:
-    """Arrays as long as the longest strip, for one running task; handed on from task to task in a merge."""
+    """Arrays as long as the longest strip, for one running task; handed on from task to task in a merge.
 
-    def __init__(self, longest: int) -> None:
-        # A q4 block of 256 codes may straddle both ends of a strip.
-        self.wire = np.empty(longest + 2 * Q4_BLOCK, np.float32)
-        self.total = np.empty(longest, np.float32)
-        self.term = np.empty(longest, np.float32)
-        self.corrected = np.empty(longest, np.float32)
-        self.finite = np.empty(longest, np.bool_)
-        self.left = np.empty(longest, np.float64)
-        self.product = np.empty(longest, np.float64)
-        self.momentum = np.empty(longest, np.float64)
+    They are parts of one block of memory, so that `empty` can give the same block to the next merge.
+    """
+
+    def __init__(self, longest: int, empty: Empty = empty_array) -> None:
+        size = longest + 2 * Q4_BLOCK  # a q4 block of 256 codes may straddle both ends of a strip
+        rows = empty(10 * size).reshape(10, size)
+        self.left, self.product, self.momentum = rows[:6].reshape(3, 2 * size).view(np.float64)[:, :longest]
+        self.wire = rows[6]
+        self.total, self.term, self.corrected = rows[7:, :longest]
+        self.finite = self.term.view(np.bool_)  # looked for when no term is needed any more
         self.momentum_of = -1
 
     def exact_momentum(self, momentum: F32, strip: Strip) -> F64:

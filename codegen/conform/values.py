@@ -1,0 +1,78 @@
+"""Tensor values as cases write them, and their bytes.
+
+A number fills the fragment, a list gives each value, text is the bytes in hexadecimal, and a recipe is the ramp
+of the client case file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from codegen.faults import SpecFault, Where
+from codegen.spec import Spec
+
+_INLINE = 256  # bytes that stand in a line of a trace; more become a reference
+
+
+def ramp(seed: int, scale: float, numel: int) -> list[float]:
+    """Value i is ((seed + 7 i) mod 256 - 128) / 128 * scale."""
+    return [((seed + 7 * index) % 256 - 128) / 128 * scale for index in range(numel)]
+
+
+def values_of(text: Any, numel: int, where: Where) -> list[float]:
+    """The values of a fragment of `numel` values."""
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        return [float(text)] * numel
+    if isinstance(text, list) and len(text) == numel:
+        return [float(each) for each in text]
+    if isinstance(text, dict) and set(text) == {"seed", "scale"}:
+        return ramp(int(text["seed"]), float(text["scale"]), numel)
+    raise SpecFault(where, "values", f"must be a number, {numel} numbers, or a recipe with seed and scale")
+
+
+def pack(spec: Spec, dtype: str, values: Sequence[float], where: Where) -> bytes:
+    """The bytes of values in F32, BF16 or, for one constant, in Q4."""
+    plain = struct.pack(f"<{len(values)}f", *values)
+    if dtype == "F32":
+        return plain
+    if dtype == "BF16":
+        halves = plain[2::4], plain[3::4]
+        if any(plain[0::4]) or any(plain[1::4]):
+            raise SpecFault(where, "values", "must be exact in bf16")
+        return bytes(byte for pair in zip(*halves, strict=True) for byte in pair)
+    return _constant_q4(spec, values, where)
+
+
+def _constant_q4(spec: Spec, values: Sequence[float], where: Where) -> bytes:
+    block = int(spec.constant("Q4_BLOCK"))
+    nibble_bytes = int(spec.constant("Q4_BLOCK_BYTES")) - 4
+    if len(set(values)) != 1:
+        raise SpecFault(where, "values", "in q4 a case gives one constant, or the bytes")
+    value = values[0]
+    top = 0 if value == 0 else 15 if value < 0 else 7
+    data = b""
+    for start in range(0, len(values), block):
+        used = min(block, len(values) - start)
+        nibbles = [top] * used + [0] * (2 * nibble_bytes - used)
+        pairs = zip(nibbles[::2], nibbles[1::2], strict=True)
+        data += struct.pack("<f", abs(value)) + bytes(low | high << 4 for low, high in pairs)
+    return data
+
+
+def reference(data: bytes) -> str | dict[str, Any]:
+    """Bytes for a line of a trace: hexadecimal, or for long ones the repeated pattern that gives them."""
+    if len(data) <= _INLINE:
+        return data.hex()
+    for period in (1, 2, 4, 8, 16, 132):
+        if (data[:period] * (len(data) // period + 1))[: len(data)] == data:
+            pattern = data[:period].hex()
+            return {
+                "gen": "fill",
+                "hex": pattern,
+                "len": len(data),
+                "sha256": hashlib.sha256(data).hexdigest(),
+            }
+    return data.hex()

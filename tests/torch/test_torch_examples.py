@@ -1,0 +1,62 @@
+"""The examples of the documentation, run as its readers run them, with a real syncer."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.e2e.processes import Processes
+from tests.torch.rig import EXAMPLES, SLOW, script, succeeded, torchrun
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+
+FLAGS = ("--quorum", "2", "--grace-ms", "20000")
+
+
+def distance(text: str) -> float:
+    found = re.search(r"distance from the truth: (\d\.\d{4})", text)
+    assert found, text
+    return float(found.group(1))
+
+
+def test_the_torch_example(processes: Processes) -> None:
+    syncer = processes.syncer("--learners", "2", "--total-steps", "40", "--sync-interval-steps", "20", *FLAGS)
+    path = str(EXAMPLES / "torch_learner.py")
+    learners = [script(processes, path, f"127.0.0.1:{syncer.port}", str(number)) for number in range(2)]
+    texts = {succeeded(learner) for learner in learners}
+    syncer.finished(0, SLOW)
+    assert len(texts) == 1, "every learner ends with the same parameters"
+    assert distance(texts.pop()) < 0.1
+
+
+def test_the_fsdp_example(processes: Processes) -> None:
+    syncer = processes.syncer("--learners", "1", "--total-steps", "20", "--sync-interval-steps", "20")
+    path = str(EXAMPLES / "torch_fsdp.py")
+    text = succeeded(torchrun(processes, 2, path, f"127.0.0.1:{syncer.port}", "0"))
+    syncer.finished(0, SLOW)
+    assert re.search(r"^\d+ local steps, global step 20, loss \d", text), text
+
+
+def test_the_accelerate_example_with_learners_of_one_and_of_two_processes(processes: Processes) -> None:
+    syncer = processes.syncer("--learners", "2", "--total-steps", "40", "--sync-interval-steps", "20", *FLAGS)
+    path, address = str(EXAMPLES / "accelerate_learner.py"), f"127.0.0.1:{syncer.port}"
+    learners = [script(processes, path, address, "0"), torchrun(processes, 2, path, address, "1")]
+    texts = {succeeded(learner).strip() for learner in learners}
+    syncer.finished(0, SLOW)
+    assert len(texts) == 1, "every learner ends with the same parameters"
+    assert distance(texts.pop()) < 0.1
+
+
+def test_the_trainer_example(processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    syncer = processes.syncer("--learners", "2", "--total-steps", "20", "--sync-interval-steps", "10", *FLAGS)
+    path, address = str(EXAMPLES / "hf_trainer.py"), f"127.0.0.1:{syncer.port}"
+    folders = [tmp_path_factory.mktemp(f"out{number}") for number in range(2)]
+    learners = [
+        script(processes, path, address, str(number), str(folder)) for number, folder in enumerate(folders)
+    ]
+    checksums = {re.findall(r"^checksum .*$", succeeded(learner), re.M)[0] for learner in learners}
+    syncer.finished(0, SLOW)
+    assert len(checksums) == 1, "every learner ends with the same parameters"
+    saved = {(folder / "model.safetensors").read_bytes() for folder in folders}
+    assert len(saved) == 1, "save_model() after train() writes the final parameters"

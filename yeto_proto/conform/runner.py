@@ -1,0 +1,178 @@
+"""Runs cases against an implementation: which, in which order, with which cuts, and what became of them."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from yeto_proto._generated.errors import YetoError
+
+from . import codec_role
+from .client_role import ClientPlayer
+from .player import Player
+from .processes import NotStartedError, Process
+from .server_role import Server, ServerPlayer
+from .sut import Sut
+from .trace import BadTraceError, Trace
+from .verdict import BrokenError, FailError, Result, SkipError, Verdict
+
+__all__ = ["ROLES", "Options", "check_start", "run"]
+
+#: Role: what a report calls the side under test.
+ROLES: Final = {"server": "syncer", "client": "learner", "codec": "codec"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run."""
+
+    cuts: Sequence[str] = ("recorded",)
+    jobs: int = 2
+    timeout: float = 20.0
+    in_process: bool = False
+    tell: Callable[[Result], None] = lambda result: None
+
+
+def check_start(sut: Sut, role: str, traces: Sequence[Trace], options: Options) -> None:
+    """Start the implementation once. Raises NotStartedError with the reason why it does not."""
+    mine = [each for each in traces if each.role == role]
+    if role == "server":
+        with tempfile.TemporaryDirectory(prefix="yeto-conform-") as work:
+            for trace in mine:
+                try:
+                    Server(sut, trace.head["settings"], Path(work)).process.stop()
+                except SkipError:
+                    continue
+                return
+    elif role == "client":
+        trace = mine[0]
+        with tempfile.TemporaryDirectory(prefix="yeto-conform-") as work:
+            player = ClientPlayer(trace, Result(trace), Path(work), sut.start_timeout, sut)
+            try:
+                player.wire.holds(lambda: bool(player.wire.fresh) or player.gone(), sut.start_timeout)
+                if not player.wire.fresh:
+                    assert player.process is not None
+                    code, output = player.process.code, player.process.output
+                    how = "does not connect" if code is None else f"ended with {code}"
+                    raise NotStartedError(f"the learner {how}:\n{output}")
+            finally:
+                player.close()
+    elif not options.in_process:
+        asker = _asker(sut, options)
+        try:
+            asker.ask({"op": "hello"})
+        except (FailError, SkipError, BrokenError):
+            return
+        finally:
+            asker.close()
+
+
+def run(traces: Iterable[Trace], sut: Sut, options: Options) -> list[Result]:
+    """The results of all cases, by role, area and id."""
+    runs = [Result(trace, cut=cut) for trace in traces for cut in _cuts(trace, options)]
+    for each in runs:
+        each.known = sut.known_failure(each.trace, each.trace.role)
+    units: list[list[Result]] = []
+    shared: dict[str, list[Result]] = {}
+    for each in runs:
+        if each.trace.role == "codec":
+            shared.setdefault("codec", []).append(each)
+        elif each.trace.head.get("share"):
+            key = json.dumps([each.trace.head["settings"], each.trace.head["session"], each.cut])
+            shared.setdefault(key, []).append(each)
+        else:
+            units.append([each])
+    lock = threading.Lock()
+
+    def tell(result: Result) -> None:
+        with lock:
+            options.tell(result)
+
+    quiet = replace(options, tell=tell)
+    with ThreadPoolExecutor(max(1, options.jobs)) as pool:
+        list(pool.map(lambda unit: _unit(unit, sut, quiet), [*shared.values(), *units]))
+    return sorted(runs, key=lambda each: (each.trace.role, each.trace.area, each.trace.id, each.cut))
+
+
+def _cuts(trace: Trace, options: Options) -> Sequence[str]:
+    if trace.role != "codec":
+        return options.cuts
+    streams = any(step.get("request", {}).get("op") == "stream" for step in trace.steps)
+    return options.cuts if streams else ("recorded",)
+
+
+def _unit(results: Sequence[Result], sut: Sut, options: Options) -> None:
+    """Cases that are run in a row, by one process where they can share it."""
+    if results[0].trace.role == "codec":
+        asker: codec_role.Asker = codec_role.InProcess() if options.in_process else _asker(sut, options)
+        try:
+            for result in results:
+                _timed(result, lambda each=result: codec_role.run(each.trace, asker, each))  # type: ignore[misc]  # bound at once
+                options.tell(result)
+        finally:
+            asker.close()
+        return
+    server: Server | None = None
+    with tempfile.TemporaryDirectory(prefix="yeto-conform-") as folder:
+        for number, result in enumerate(results):
+            work = Path(folder) / str(number)
+            work.mkdir()
+            sharing = bool(result.trace.head.get("share"))
+            if sharing and (server is None or server.process.code is not None):
+                try:
+                    server = Server(sut, result.trace.head["settings"], work)
+                except (NotStartedError, SkipError) as error:
+                    skip = isinstance(error, SkipError)
+                    result.verdict = Verdict.SKIP if skip else Verdict.FAIL
+                    result.reason = str(error)
+                    options.tell(result)
+                    continue
+            _timed(result, lambda each=result, place=work, own=server: _network(each, sut, options, place, own))  # type: ignore[misc]  # bound at once
+            options.tell(result)
+    if server is not None:
+        server.process.stop()
+
+
+def _network(result: Result, sut: Sut, options: Options, work: Path, shared: Server | None) -> None:
+    player: Player
+    if result.trace.role == "server":
+        player = ServerPlayer(result.trace, result, work, options.timeout, sut, shared)
+    else:
+        player = ClientPlayer(result.trace, result, work, options.timeout, sut)
+    try:
+        player.play()
+    except FailError:
+        if player.process is not None and player.process.output:
+            result.log += ["--- output of the process ---", *player.process.output.splitlines()[-30:]]
+        raise
+    finally:
+        player.close()
+
+
+def _timed(result: Result, play: Callable[[], None]) -> None:
+    """Run a case and turn what it raises into its verdict."""
+    started = time.monotonic()
+    try:
+        play()
+    except FailError as error:
+        result.verdict, result.reason = Verdict.FAIL, str(error)
+    except NotStartedError as error:
+        result.verdict, result.reason = Verdict.FAIL, f"it does not start: {error}"
+    except SkipError as error:
+        result.verdict, result.reason = Verdict.SKIP, str(error)
+    except (BrokenError, BadTraceError, YetoError, OSError, KeyError, ValueError, AssertionError) as error:
+        result.verdict, result.reason = Verdict.BROKEN, f"{type(error).__name__}: {error}"
+    result.seconds = time.monotonic() - started
+
+
+def _asker(sut: Sut, options: Options) -> codec_role.AdapterProcess:
+    return codec_role.AdapterProcess(
+        lambda: Process(sut.command("codec", {}), sut.env, sut.folder, talks=True), options.timeout
+    )
