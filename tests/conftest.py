@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Helpers such as tests/e2e/processes.py are plain modules; tests import them as `tests.e2e.processes`.
@@ -18,3 +19,13 @@ SLOW_DATA = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.funct
 settings.register_profile("default", max_examples=50, deadline=None, suppress_health_check=SLOW_DATA)
 settings.register_profile("deep", max_examples=400, deadline=None, suppress_health_check=SLOW_DATA)
 settings.load_profile(os.environ.get("YETO_HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how often everything has happened in the simulated worlds, if they were played."""
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            for name, text in getattr(report, "user_properties", ()):
+                if name == "simulation":
+                    terminalreporter.section("what happened in the simulated worlds")
+                    terminalreporter.write_line(text)

@@ -34,6 +34,7 @@ class Consolidation:
         self._client, self._values = client, values
         self._steps, self._tokens, self._timeout = steps, tokens, timeout
         self._bases: dict[int, BcastFragment] = {}
+        self._due: list[PullRequest] = []  # pulls of the present connection that wait for their base
         self._answered: set[int] = set()
 
     def run(self) -> None:
@@ -56,31 +57,35 @@ class Consolidation:
                 return epoch
 
     def _next_pull(self) -> PullRequest:
-        """The next pull, once the base of its fragment is there."""
+        """The next pull whose base is there. Rounds may be pipelined, so several fragments can be asked for
+        at once."""
         client = self._client
         deadline = time.monotonic() + self._timeout
-        pull: PullRequest | None = None
         while True:
-            for update in client.drain_updates():
-                if update.fragment_id not in self._answered:
-                    self._bases[update.fragment_id] = update
-            for each in client.drain_pulls():
-                if pull is not None and each != pull:
-                    raise RuntimeError(
-                        f"two pulls at once, {pull} and {each}, where each round must be answered alone"
-                    )
-                if each.fragment_id in self._answered:
-                    raise RuntimeError(
-                        f"fragment {each.fragment_id} is pulled again; each is answered exactly once"
-                    )
-                pull = each
-            if pull is not None and pull.fragment_id in self._bases:
-                return pull
+            self._take()
+            for pull in self._due:
+                if pull.fragment_id in self._bases:
+                    self._due.remove(pull)
+                    return pull
             left = deadline - time.monotonic()
             if left <= 0:
-                what = "pull" if pull is None else f"base of fragment {pull.fragment_id}"
+                waits = ", ".join(str(pull.fragment_id) for pull in self._due)
+                what = f"base of fragment {waits}" if self._due else "pull"
                 raise TimeoutError(f"no {what} came within {self._timeout:g} s after the budget restart")
             client.wait_for(lambda: client.has_updates or client.has_pulls, left)
+
+    def _take(self) -> None:
+        """Take in what has come; a pull of an earlier connection is asked again on the present one."""
+        client = self._client
+        for update in client.drain_updates():
+            if update.fragment_id not in self._answered:
+                self._bases[update.fragment_id] = update
+        self._due += client.drain_pulls()
+        self._due = [pull for pull in self._due if pull.generation == client.connection_generation]
+        asked = [pull.fragment_id for pull in self._due]
+        for fragment in asked:
+            if fragment in self._answered or asked.count(fragment) > 1:
+                raise RuntimeError(f"fragment {fragment} is pulled again; each is answered exactly once")
 
     def _answer(self, pull: PullRequest) -> None:
         base = self._bases[pull.fragment_id]

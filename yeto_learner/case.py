@@ -44,7 +44,10 @@ def tensors(case: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def learner_of(case: Mapping[str, Any], parameters: Mapping[str, F32]) -> Learner:
     """The learner that the case asks for; its own layout builder must give the layout of the case."""
     shared = [
-        tensor["name"] for each in case["fragments"] if each["merge_mode"] == "avg" for tensor in each["tensors"]
+        tensor["name"]
+        for each in case["fragments"]
+        if each["merge_mode"] == "avg"
+        for tensor in each["tensors"]
     ]
     names = "|".join(re.escape(name) for name in shared)
     return Learner(
@@ -65,7 +68,9 @@ def learner_of(case: Mapping[str, Any], parameters: Mapping[str, F32]) -> Learne
 
 def fits(case: Mapping[str, Any], layout: Layout) -> bool:
     """Whether a layout is the one of the case."""
-    wanted = [(each["merge_mode"], [tensor["name"] for tensor in each["tensors"]]) for each in case["fragments"]]
+    wanted = [
+        (each["merge_mode"], [tensor["name"] for tensor in each["tensors"]]) for each in case["fragments"]
+    ]
     built = [
         (each.merge_mode.name.lower(), [tensor.name for tensor in each.tensors]) for each in layout.fragments
     ]
@@ -76,7 +81,8 @@ def run(case: Mapping[str, Any]) -> int:
     """Train by the case until the run is over; the exit code. Raises what the learner raises."""
     all_tensors = tensors(case)
     parameters = {
-        each["name"]: ramp(each["initial"], each["initial"]["seed"], tuple(each["shape"])) for each in all_tensors
+        each["name"]: ramp(each["initial"], each["initial"]["seed"], tuple(each["shape"]))
+        for each in all_tensors
     }
     learner = learner_of(case, parameters)
     if not fits(case, learner.layout):

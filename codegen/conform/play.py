@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,17 +69,20 @@ class Play:
     # -- sockets
 
     def do_join(self, name: str, body: Mapping[str, Any]) -> None:
-        """A whole group: HELLO, then a DATA_HELLO for each stream. `hello` overrides its fields."""
+        """A whole group: HELLO, then a DATA_HELLO for each stream but those that are `attached`.
+
+        `hello` overrides fields, `like` names a group of the same learner, `mac` is the key of the HELLO MAC.
+        """
         group = self._group(name, body)
         self.lines.append({"do": "open", "on": f"{name}.0"})
-        self._frame(f"{name}.0", self.played, "HELLO", self._hello(group, body))
-        for index in range(group.streams):
+        self._frame(f"{name}.0", self.played, "HELLO", self._hello(group, body), body.get("mac"))
+        for index in range(body.get("attached", 0), group.streams):
             self.do_attach(f"{name}.{index + 1}", {})
 
     def do_attach(self, on: str, body: Mapping[str, Any]) -> None:
         """A data socket with its DATA_HELLO."""
         name, _, number = on.partition(".")
-        group = self.groups.setdefault(name, Group(body.get("learner", 0), body.get("generation", 1)))
+        group = self.groups.get(name) or self._group(name, body)
         self.lines.append({"do": "open", "on": on})
         fields = {
             "protocol_version": self.spec.constant("PROTOCOL_VERSION"),
@@ -146,14 +150,14 @@ class Play:
         self.do_bytes(on, " ".join([*(each.hex() for each in head), body]).strip())
 
     def do_chunks(self, name: str, frame: str, body: Mapping[str, Any]) -> None:
-        """A message in CHUNKs. `cut`: offsets where it is cut; `order`: of the pieces; `on`: their sockets."""
+        """A message in CHUNKs. `cut`: offsets where it is cut; `order`: of the pieces; `sockets`: where they go."""
         group = self.groups[name]
-        own = {key: body[key] for key in ("cut", "order", "on", "msg_id", "total") if key in body}
+        own = {key: body[key] for key in ("cut", "order", "sockets", "msg_id", "total") if key in body}
         fields = self._filled(name, frame, {key: body[key] for key in body if key not in own})
         inner = b"".join(part for _, part in self._parts(frame, fields))
         edges = [0, *own.get("cut", []), len(inner)]
         pieces = [(start, inner[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
-        sockets = own.get("on", [0] * len(pieces))
+        sockets = own.get("sockets", [0] * len(pieces))
         message = own.get("msg_id", group.messages)
         for turn, place in enumerate(own.get("order", range(len(pieces)))):
             offset, data = pieces[place]
@@ -206,6 +210,11 @@ class Play:
     def do_launch(self, body: Any) -> None:
         """Start the syncer under test without waiting for it to be ready."""
         self.lines.append({"do": "launch"})
+
+    def do_alive(self, name: str, body: Any) -> None:
+        """The group is served: it is refused for another learner's HEARTBEAT, which ends it."""
+        self.do_send(name, "HEARTBEAT", {"learner_id": self.groups[name].learner + 1})
+        self.do_refused(name, "WrongLearner")
 
     def do_running(self, body: Any) -> None:
         """The process under test is still there."""
@@ -291,6 +300,8 @@ class Play:
 
     def _group(self, name: str, body: Mapping[str, Any]) -> Group:
         learner = body.get("learner", self.first + len(self.groups))
+        if "like" in body:
+            learner = self.groups[body["like"]].learner
         self.groups[name] = Group(learner, body.get("generation", 1), body.get("streams", 0))
         return self.groups[name]
 
@@ -376,9 +387,12 @@ class Play:
         head = zip(("magic", "type", "len"), wire.header(self.spec, frame, length), strict=True)
         return [*head, *parts]
 
-    def _frame(self, on: str, side: str, frame: str, fields: Mapping[str, Any]) -> None:
+    def _frame(
+        self, on: str, side: str, frame: str, fields: Mapping[str, Any], key: str | None = None
+    ) -> None:
         """A frame that is sent: its decoded fields, and its bytes with a space between fields."""
-        parts = [values.reference(data) for _, data in self._parts(frame, fields) if data]
+        found = self._parts(frame, fields) if key is None else self._sealed(frame, fields, key)
+        parts = [values.reference(data) for _, data in found if data]
         texts: list[Any] = []
         for part in parts:
             if isinstance(part, str) and texts and isinstance(texts[-1], str):
@@ -388,6 +402,15 @@ class Play:
         shown = self._complete(frame, fields)
         line = {"do": "frame", "on": on, "from": side, "frame": frame, "fields": shown}
         self.lines.append({**line, "wire": texts[0] if len(texts) == 1 else texts})
+
+    def _sealed(self, frame: str, fields: Mapping[str, Any], key: str) -> list[tuple[str, bytes]]:
+        """A HELLO with its MAC behind it."""
+        parts = wire.encode(self.spec, frame, fields, self.case.where)
+        payload = b"".join(data for _, data in parts)
+        domain = bytes(self.spec.constant("MAC_DOMAIN"))
+        mac = hmac.digest(key.encode(), domain + payload, "sha256")
+        head = wire.header(self.spec, frame, len(payload) + len(mac))
+        return [*zip(("magic", "type", "len"), head, strict=True), *parts, ("mac", mac)]
 
     def _expect(self, on: str, frame: str, fields: Mapping[str, Any]) -> None:
         shown = wire.to_json(self.spec, frame, self._short(frame, fields))

@@ -13,7 +13,18 @@ from codegen import behaviour, codec_cases, sequences
 from codegen import files as file_texts
 from codegen import machines as machine_texts
 from codegen import pipes as pipe_texts
-from codegen.parts import core, corpus, files, frames, machines, pipes, rules, strategies
+from codegen.parts import (
+    core,
+    corpus,
+    files,
+    frames,
+    kaitai,
+    machines,
+    pipes,
+    rules,
+    strategies,
+    wireshark,
+)
 from codegen.render import Output
 from codegen.spec import Spec, load_spec
 
@@ -34,6 +45,8 @@ PARTS: tuple[Callable[[Spec], list[Output]], ...] = (
     files.outputs,
     pipes.outputs,
     corpus.outputs,
+    kaitai.outputs,
+    wireshark.outputs,
 )
 
 

@@ -1,7 +1,7 @@
 """A dissector for Wireshark in Lua: a table of frames, fields, limits and rules, and an engine that reads it.
 
-What a capture shows can be judged: rules over the bytes, over the session that the first HELLO fixed, over the
-group that a socket belongs to, and over the message that a CHUNK belongs to.
+What a capture shows can be judged: rules over the bytes, over the session that the first HELLO fixed, over
+the group that a socket belongs to, and over the message that a CHUNK belongs to.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ class View:
         return lambda name: name if name in size.args else self.bind(name)
 
     def encodings(self, bulk: BulkText) -> str:
-        """How the values of a bulk are encoded by session dtype: dtypes of the same number of bytes share it."""
+        """How the values of a bulk are encoded, by session dtype: equal numbers of bytes share an encoding."""
         if bulk.length is None:
             return "nil"
         (name, _), *_ = bulk.length.functions()

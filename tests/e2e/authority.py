@@ -49,7 +49,7 @@ class Authority:
         issuer = x509.load_pem_x509_certificate(self._authority.cert_pem.bytes())
         signer = serialization.load_pem_private_key(self._authority.private_key_pem.bytes(), None)
         key = ec.generate_private_key(ec.SECP256R1())
-        now = datetime.datetime.now(datetime.timezone.utc)
+        now = datetime.datetime.now(datetime.UTC)
         until = now - LIFE if expired else now + LIFE
         certificate = (
             x509.CertificateBuilder()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,10 @@ from tests.e2e.raw import Trainer, drive, hello, train
 from tests.e2e.test_syncer_run import QUICK, initial, small_layout, tape_records
 from yeto_proto._generated.messages import BudgetDone, FinalManifest, Shutdown
 from yeto_proto.files import read_snapshot
+from yeto_syncer.tape_file import kind_of, read
 
 BUDGET = 12
+SCRIPT = Path(__file__).parents[2] / "site" / "docs" / "examples" / "learner_budget.py"
 
 
 def start(processes: Processes, path: Path) -> tuple[Syncer, list[Trainer]]:
@@ -95,3 +99,29 @@ def test_a_report_that_cannot_be_ends_the_run(
         learner.close()
     assert "error: " in syncer.finished(1)
     assert not path.exists()
+
+
+def test_the_documented_script_plays_the_whole_benchmark(processes: Processes, tmp_path: Path) -> None:
+    """Two learners of the SDK, two rounds in flight, two syncer processes, and the verdict of the tape."""
+    script = processes.run(sys.executable, str(SCRIPT), "--budget", "60", "--folder", str(tmp_path))
+    assert script.wait(100.0) == 0, script.stderr.text
+    found = re.search(r"^cutoff at step (\d+)$", script.stdout.text, re.MULTILINE)
+    assert found
+    cut = int(found.group(1))
+    first, last = cut + 1, cut + 4
+    assert script.stdout.lines[-1] == (
+        f"consolidation steps {first}..{last}: all 2 learners are in each of them, with 60 local steps"
+    )
+    records = list(read(tmp_path / "tape.jsonl"))
+    dropped = [record["step"] for record in records if kind_of(record) == "round_dropped"]
+    assert dropped == [first, first + 1], "the gate drops both rounds in flight, whole"
+    starts = [record for record in records if kind_of(record) == "run_started"]
+    assert [(start["step"], start["resumed"]) for start in starts] == [(0, False), (cut, True)]
+    ends = [record["message"] for record in records if kind_of(record) == "run_ended"]
+    assert ends == [
+        f"learner-budget cutoff complete at step {cut}",
+        f"training complete at step {last}",
+    ]
+    assert [record["step"] for record in records if kind_of(record) == "commit"] == list(range(1, last + 1))
+    final = read_snapshot(tmp_path / "state.ckpt")
+    assert final.global_step == last and (tmp_path / "state.ckpt.final").exists()

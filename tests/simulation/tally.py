@@ -125,10 +125,16 @@ def table(tally: Counter[str]) -> str:
     columns = [cells[start : start + height] for start in range(0, len(cells), height)]
     widths = [max(map(len, column)) for column in columns]
     lines = [
-        "  ".join(column[row].ljust(width) for column, width in zip(columns, widths, strict=True) if row < len(column))
+        "  ".join(
+            column[row].ljust(width)
+            for column, width in zip(columns, widths, strict=True)
+            if row < len(column)
+        )
         for row in range(height)
     ]
-    return "\n".join([*(line.rstrip() for line in lines), *(f"  never {name}: {why}" for name, why in NOT_HERE.items())])
+    return "\n".join(
+        [*(line.rstrip() for line in lines), *(f"  never {name}: {why}" for name, why in NOT_HERE.items())]
+    )
 
 
 def missing(tally: Counter[str]) -> list[str]:

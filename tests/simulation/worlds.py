@@ -45,7 +45,7 @@ def failure_of(seed: int, faults: Sequence[Fault] | None = None, *, verbose: boo
 
 
 def play(seed: int, tally: Counter[str]) -> None:
-    """Play a seed and add up what has happened. Raises AssertionError with the shortest story of a failure."""
+    """Play a seed and add up what happened. Raises AssertionError with the shortest story of a failure."""
     world = world_of(seed)
     try:
         world.play()

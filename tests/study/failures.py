@@ -21,7 +21,7 @@ def mean_between_failures(chips: float, chip_years: float) -> float:
 
 
 def synchronous(mean_s: float, restart_s: float) -> float:
-    """The share of time in which a job that stops with any of its chips is at work: 1 / (1 + restart / mean)."""
+    """The share of time in which a job is at work that stops with any of its chips: 1 / (1 + R / mean)."""
     return 1.0 / (1.0 + restart_s / mean_s)
 
 
@@ -48,8 +48,9 @@ class Gaps:
         self._draws = self._endless()
 
     def next(self) -> float:
-        """The next working time in seconds."""
-        return -math.log1p(-next(self._draws)) * self._mean
+        """The next working time in seconds, in whole thousandths: no result hangs on the last bit of a
+        logarithm."""
+        return round(-math.log1p(-next(self._draws)) * self._mean, 3)
 
     def _endless(self) -> Iterator[float]:
         while True:

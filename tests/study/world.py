@@ -62,8 +62,8 @@ from yeto_syncer.core.events import (
 from yeto_syncer.core.jobs import Link, MergeResult
 
 WARM_UP_S: Final = 120.0  # before the first failure; the run is observed from then on
-SETTLE_S: Final = 60.0  # how long a run is played after a change before its rates are taken for lasting
-MEASURE_S: Final = 3.0 * SYNC_STEPS * STEP_S  # how long these are measured: three turns of all fragments
+SETTLE_S: Final = 48.0  # how long a run is played after a change before its rates are taken for lasting
+MEASURE_S: Final = 2.0 * SYNC_STEPS * STEP_S  # how long these are measured: two turns of all fragments
 TOTAL_STEPS: Final = 2**40  # never reached
 LAYOUT: Final = WireLayout.build([(MergeMode.AVG, [1], None)] * FRAGMENTS)
 DELTA: Final = np.zeros(1, np.float32).tobytes()
@@ -183,9 +183,9 @@ class Learner:
 class World:
     """One point of the grid, played once. Everything that takes time is on one heap; a seed replays it."""
 
-    def __init__(self, point: Point) -> None:
+    def __init__(self, point: Point, seed: int) -> None:
         self.point = point
-        self.rng = Random(f"{point}")
+        self.rng = Random(f"{seed} {point}")
         self.now = 0.0
         self.config = Config(
             learners=point.learners,
@@ -377,6 +377,6 @@ class World:
         assert sum(entry.tokens for entry in self.ledger.ledger.values()) == self.tokens
 
 
-def play(point: Point) -> Outcome:
+def play(point: Point, seed: int) -> Outcome:
     """Play one point of the grid."""
-    return World(point).play()
+    return World(point, seed).play()

@@ -18,16 +18,14 @@ ENVIRON = {
     "GLOO_SOCKET_IFNAME": "lo",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
+    "ACCELERATE_USE_CPU": "true",  # as `accelerate launch --cpu` sets it
 }
 
 
 def torchrun(processes: Processes, ranks: int, *arguments: str) -> Running:
     """Start a script as `torchrun` does, on this machine."""
-    flags = ("--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1", "--master-port", "0")
-    return processes.run(
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", *flags[:2], *arguments),
-        environ=ENVIRON,
-    )
+    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+    return processes.run(*command, *arguments, environ=ENVIRON)
 
 
 def script(processes: Processes, *arguments: str) -> Running:

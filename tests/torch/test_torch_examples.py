@@ -21,7 +21,7 @@ def distance(text: str) -> float:
 
 
 def test_the_torch_example(processes: Processes) -> None:
-    syncer = processes.syncer("--learners", "2", "--total-steps", "40", "--sync-interval-steps", "20", *FLAGS)
+    syncer = processes.syncer("--learners", "2", "--total-steps", "40", "--sync-interval-steps", "50", *FLAGS)
     path = str(EXAMPLES / "torch_learner.py")
     learners = [script(processes, path, f"127.0.0.1:{syncer.port}", str(number)) for number in range(2)]
     texts = {succeeded(learner) for learner in learners}
@@ -39,7 +39,7 @@ def test_the_fsdp_example(processes: Processes) -> None:
 
 
 def test_the_accelerate_example_with_learners_of_one_and_of_two_processes(processes: Processes) -> None:
-    syncer = processes.syncer("--learners", "2", "--total-steps", "40", "--sync-interval-steps", "20", *FLAGS)
+    syncer = processes.syncer("--learners", "2", "--total-steps", "40", "--sync-interval-steps", "50", *FLAGS)
     path, address = str(EXAMPLES / "accelerate_learner.py"), f"127.0.0.1:{syncer.port}"
     learners = [script(processes, path, address, "0"), torchrun(processes, 2, path, address, "1")]
     texts = {succeeded(learner).strip() for learner in learners}

@@ -15,6 +15,7 @@ from tests.unit.test_syncer_shell import Loop
 from yeto_proto.pool import BufferPool
 from yeto_syncer.core.effects import Drain
 from yeto_syncer.core.events import DrainFailed, Event
+from yeto_syncer.shell.counters import Counters
 from yeto_syncer.shell.logs import Log
 from yeto_syncer.shell.performer import Performer
 from yeto_syncer.shell.storage import Storage
@@ -56,6 +57,7 @@ def perform(pool: SvdPool | None) -> tuple[bool, list[tuple[Event | None, bool]]
         pool,
         lambda effect: None,
         BufferPool(),
+        Counters(),
     )
     performer.connect(line)
     held = performer(Drain())

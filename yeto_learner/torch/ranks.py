@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from enum import IntEnum
@@ -18,6 +19,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from yeto_learner.arguments import require
 
 from .tensors import ModuleTensors
 
@@ -61,6 +64,14 @@ class Ranks:
         self._group: Any = None
         if dist.is_available() and dist.is_initialized():
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        else:
+            launched = os.environ.get("WORLD_SIZE", "1")
+            require(
+                launched == "1" or "LOCAL_RANK" not in os.environ,
+                f"this is one of {launched} processes of torchrun, and torch.distributed is not initialized: "
+                f"each would join as a learner of its own; call torch.distributed.init_process_group() first "
+                f"(with Accelerate on CPUs: Accelerator(cpu=True))",
+            )
         if self.size > 1:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
             self._compare(repr(tensors.describe()))

@@ -20,7 +20,11 @@ MAGIC: Final = 0xD170C0DE
 #: Every hash of the protocol is a SHA-256. Unit: bytes.
 HASH_BYTES: Final = 32
 
-#: First bytes of the string whose SHA-256 is the layout fingerprint.
+#: First bytes of the string whose SHA-256 is the layout fingerprint. Behind it stand num_fragments as u32;
+#: for each fragment in order its merge mode as u8 and its number of tensors as u32; and for each of its
+#: tensors in order the byte length of its name as u32, the fully qualified name in UTF-8 as it is, its numel
+#: as u64, its number of dimensions as u32 and each dimension as u64. Dimensions are those of the full shape,
+#: in every merge mode; a scalar has none.
 FINGERPRINT_DOMAIN: Final = b"yeto-layout-v1\0"
 
 #: First bytes of the string whose SHA-256 is the syncer profile hash.

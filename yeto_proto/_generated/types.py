@@ -42,7 +42,9 @@ class Dtype(IntEnum):
     #: INIT and BCAST stay bf16; PUSH is block-quantized E3M0. A block is an f32 absmax scale and one nibble
     #: for each of 256 values, the even element in the low nibble. Level 0 is zero, level L in 1..7 is 2^(L-7)
     #: times the scale, and bit 3 negates. The last block always has its full length; what its padding holds
-    #: is ignored.
+    #: is ignored. An encoder divides |x| by the scale in f32, takes the level from Q4_THRESHOLDS, sets bit 3
+    #: for a negative x whose level is not 0, and pads with zeros; a block of zeros has scale 0. All of it is
+    #: little-endian.
     Q4 = 3
 
 

@@ -95,7 +95,9 @@ class ClientPlayer(Player):
 
     def steps(self, step: Step) -> None:
         """Wait until the learner has made this many steps."""
-        self.wire.until(lambda: self.steps_seen >= step["least"], self.timeout, f"{step['least']} local steps")
+        self.wire.until(
+            lambda: self.steps_seen >= step["least"], self.timeout, f"{step['least']} local steps"
+        )
 
     def close(self) -> None:
         super().close()

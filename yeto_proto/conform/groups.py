@@ -273,5 +273,9 @@ class Wire:
 def brief(message: Message) -> str:
     """One line about a message."""
     small = (int, str, tuple)
-    shown = [f"{name}={getattr(message, name)}" for name in message.__slots__ if isinstance(getattr(message, name), small)]
+    shown = [
+        f"{name}={getattr(message, name)}"
+        for name in message.__slots__
+        if isinstance(getattr(message, name), small)
+    ]
     return f"{message.frame_type.name} {' '.join(shown)}".strip()

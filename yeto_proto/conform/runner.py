@@ -85,7 +85,7 @@ def run(traces: Iterable[Trace], sut: Sut, options: Options) -> list[Result]:
         if each.trace.role == "codec":
             shared.setdefault("codec", []).append(each)
         elif each.trace.head.get("share"):
-            key = json.dumps([each.trace.head["settings"], each.trace.head["session"], each.cut])
+            key = json.dumps([each.trace.area, each.trace.head["settings"], each.trace.head["session"], each.cut])
             shared.setdefault(key, []).append(each)
         else:
             units.append([each])
@@ -134,7 +134,9 @@ def _unit(results: Sequence[Result], sut: Sut, options: Options) -> None:
                     result.reason = str(error)
                     options.tell(result)
                     continue
-            _timed(result, lambda each=result, place=work, own=server: _network(each, sut, options, place, own))  # type: ignore[misc]  # bound at once
+            _timed(
+                result, lambda each=result, place=work, own=server: _network(each, sut, options, place, own)
+            )  # type: ignore[misc]  # bound at once
             options.tell(result)
     if server is not None:
         server.process.stop()

@@ -13,7 +13,7 @@ from yeto_proto._generated.files import COUNT, F32, NUMEL, U32_MAX
 from ._rules import broken
 from ._stream import PIECE_BYTES, Progress, Sink, Source
 from .model import F32Array
-from .paths import FilePath, open_raw, replace_file
+from .paths import FilePath, Passed, open_raw, replace_file
 
 _KIND: Final = "final state"
 
@@ -125,10 +125,16 @@ def read_final_state_from(
 
 
 def write_final_state(
-    path: FilePath, fragments: Sequence[F32Array], *, progress: Progress | None = None
+    path: FilePath,
+    fragments: Sequence[F32Array],
+    *,
+    progress: Progress | None = None,
+    passed: Passed | None = None,
 ) -> None:
     """Replace the final-state file at `path` atomically and durably.  Raises OSError, BadArgument."""
-    replace_file(path, lambda stream: write_final_state_to(stream, fragments, progress=progress))
+    replace_file(
+        path, lambda stream: write_final_state_to(stream, fragments, progress=progress), passed=passed
+    )
 
 
 def read_final_state(path: FilePath, *, progress: Progress | None = None) -> list[F32Array]:

@@ -11,7 +11,7 @@ from yeto_proto._generated.errors import BadArgument
 from yeto_proto._generated.files import MARKER_LINES, U64_MAX
 
 from ._rules import broken
-from .paths import FilePath, read_checkpoint_step, remove_file, replace_file
+from .paths import FilePath, Passed, read_checkpoint_step, remove_file, replace_file
 
 _KIND: Final = "final marker"
 _TEXT: Final = "".join(f"{line}\n" for line in MARKER_LINES)
@@ -73,12 +73,12 @@ def verify_marker(checkpoint: FilePath) -> int:
     return step
 
 
-def write_marker(checkpoint: FilePath, global_step: int) -> None:
+def write_marker(checkpoint: FilePath, global_step: int, *, passed: Passed | None = None) -> None:
     """Mark a checkpoint as final, durably.  Raises OSError."""
     data = format_marker(global_step)
-    replace_file(marker_path(checkpoint), lambda stream: stream.write(data))
+    replace_file(marker_path(checkpoint), lambda stream: stream.write(data), passed=passed)
 
 
-def remove_marker(checkpoint: FilePath) -> bool:
+def remove_marker(checkpoint: FilePath, *, passed: Passed | None = None) -> bool:
     """Take the marker away, durably; False when there was none.  Raises OSError."""
-    return remove_file(marker_path(checkpoint))
+    return remove_file(marker_path(checkpoint), passed=passed)

@@ -20,6 +20,9 @@ from .resume import load_for_resume
 from .writer import write_to
 
 FilePath: TypeAlias = str | os.PathLike[str]
+Passed: TypeAlias = Callable[[str], None]
+"""Called with the name of each stage of a replacement that is over: created, written, synced, renamed,
+durable; of a removal: unlinked, removed."""
 
 
 def read_snapshot(path: FilePath, *, progress: Progress | None = None) -> Snapshot:
@@ -31,7 +34,9 @@ def read_snapshot(path: FilePath, *, progress: Progress | None = None) -> Snapsh
         return SnapshotReader(stream, progress=progress).read()
 
 
-def write_snapshot(path: FilePath, snapshot: Snapshot, *, progress: Progress | None = None) -> None:
+def write_snapshot(
+    path: FilePath, snapshot: Snapshot, *, progress: Progress | None = None, passed: Passed | None = None
+) -> None:
     """Replace the checkpoint at `path`: when this returns, the new one is on disk, whatever happens next.
 
     It is written to `<path>.tmp`, flushed to disk and renamed; then the directory is flushed.  A failure is
@@ -42,7 +47,7 @@ def write_snapshot(path: FilePath, snapshot: Snapshot, *, progress: Progress | N
     if snapshot.version_tag is not SnapshotVersion.V3:
         name = snapshot.version_tag.name
         raise BadArgument(field="version_tag", seen=name, detail="only V3 snapshots are written; migrate it")
-    replace_file(path, lambda stream: write_to(stream, snapshot, progress=progress))
+    replace_file(path, lambda stream: write_to(stream, snapshot, progress=progress), passed=passed)
 
 
 def read_checkpoint_step(path: FilePath) -> int:
@@ -68,33 +73,48 @@ def temporary_path(path: FilePath) -> Path:
     return Path(f"{os.fspath(path)}.tmp")
 
 
-def replace_file(path: FilePath, write: Callable[[BinaryIO], object]) -> None:
+def replace_file(
+    path: FilePath, write: Callable[[BinaryIO], object], *, passed: Passed | None = None
+) -> None:
     """Give a file new content by `write(stream)`, so that at every moment it holds the old or the new, whole.
 
     The stream is unbuffered.  Raises OSError and whatever `write` raises; `<path>.tmp` is removed then.
     """
     target, temporary = Path(path), temporary_path(path)
+    tell = passed or _nobody
     stream = temporary.open("wb", buffering=0)
     try:
         with stream:
+            tell("created")
             write(stream)
+            tell("written")
             os.fsync(stream.fileno())
+        tell("synced")
         temporary.replace(target)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
+    tell("renamed")
     flush_directory(target)
+    tell("durable")
 
 
-def remove_file(path: FilePath) -> bool:
+def remove_file(path: FilePath, *, passed: Passed | None = None) -> bool:
     """Remove a file for good; False when there was none.  Raises OSError."""
+    tell = passed or _nobody
     try:
         Path(path).unlink()
     except FileNotFoundError:
         return False
+    tell("unlinked")
     flush_directory(Path(path))
+    tell("removed")
     return True
+
+
+def _nobody(stage: str) -> None:
+    """Whoever asked for a file did not ask how far it is."""
 
 
 def flush_directory(path: Path) -> None:

@@ -60,6 +60,7 @@ from yeto_syncer.core.leases import Leases
 from yeto_syncer.core.outbox import Outbox
 from yeto_syncer.core.registry import Group, Registry
 from yeto_syncer.core.run import Phase, Run
+from yeto_syncer.core.view import RunView, view
 
 __all__ = ["Coordinator", "Phase"]
 
@@ -72,11 +73,13 @@ class Coordinator:
     """The whole decision state of one syncer process. Same events at the same times, same effects.
 
     `resumed` is a checkpoint that was read and found consistent in itself; its arrays become the state's.
+    With `taping` there are records for an event tape also when the configuration names none.
     """
 
-    def __init__(self, config: Config, resumed: Snapshot | None = None) -> None:
+    def __init__(self, config: Config, resumed: Snapshot | None = None, *, taping: bool = False) -> None:
+        self._config = config
         self._facts = ServerFacts.of(config)
-        self._outbox = Outbox(taping=config.event_tape is not None)
+        self._outbox = Outbox(taping=taping or config.event_tape is not None)
         self._registry = Registry(config.observers)
         self._admission = Admission(config, self._facts, self._registry, self._outbox, resumed)
         self._leases = Leases(config.island_lease_s)
@@ -111,6 +114,10 @@ class Coordinator:
     def profile_hash(self) -> bytes:
         """What a profile-bound learner must send: 32 bytes."""
         return self._facts.profile_hash
+
+    def view(self, now: float) -> RunView:
+        """The run as it stands, for whoever looks on."""
+        return view(now, self._config, self._registry, self._run)
 
     def step(self, now: float, event: Event) -> list[Effect]:
         """Take one event; `now` is in seconds on any clock that never goes back. After an `Exit` nothing

@@ -71,6 +71,11 @@ class Model:
     def version(self, fragment_id: int) -> int:
         return self.fragment(fragment_id).version
 
+    @property
+    def versions(self) -> tuple[int | None, ...]:
+        """The version of each fragment, None where it has no parameters yet."""
+        return tuple(None if state is None else state.version for state in self._fragments)
+
     def versioned(self, fragment_id: int) -> Versioned:
         """The fragment as a broadcast carries it."""
         state = self.fragment(fragment_id)

@@ -67,6 +67,16 @@ class Scheduler:
         """True when no round is in flight."""
         return not self._rounds
 
+    @property
+    def in_flight(self) -> tuple[Round, ...]:
+        """The rounds that are launched and not committed, in the order of their steps; to be read only."""
+        return tuple(self._rounds.values())
+
+    @property
+    def sync_s(self) -> float:
+        """Seconds that the last commit took from its merge to its broadcast, 0 before the first one."""
+        return self._commits.sync_s
+
     # -- events ----------------------------------------------------------------------------------------------
 
     def push(self, now: float, group: Group, push: PushFragment) -> None:

@@ -17,7 +17,7 @@ from yeto_syncer.core.config import Config
 from yeto_syncer.core.coordinator import Coordinator
 from yeto_syncer.core.effects import Exit
 from yeto_syncer.core.events import Stop
-from yeto_syncer.shell import start
+from yeto_syncer.shell import crashpoints, start
 from yeto_syncer.shell.counters import Counters
 from yeto_syncer.shell.doorman import Doorman
 from yeto_syncer.shell.engine import SECOND_SIGNAL, Engine
@@ -96,7 +96,12 @@ class Process:
         doorman = Doorman(settings["max_failed_handshakes"])
         self._profile = coordinator.profile_hash.hex()
         self._binding = config.require_profile_binding
-        self._engine = Engine(coordinator, self._loop.time, self._perform, self._settle)
+        self._engine = Engine(
+            crashpoints.around_events(coordinator),
+            self._loop.time,
+            crashpoints.around_effects(self._perform),
+            self._settle,
+        )
         self._server = Server(
             self._loop,
             self._engine,

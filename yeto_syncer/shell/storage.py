@@ -12,6 +12,7 @@ from pathlib import Path
 
 from yeto_proto.files import Snapshot, remove_marker, write_final_state, write_marker, write_snapshot
 from yeto_syncer.core.jobs import F32
+from yeto_syncer.shell.crashpoints import bytes_of, stages
 
 
 class Storage:
@@ -24,22 +25,26 @@ class Storage:
     def save(self, snapshot: Snapshot) -> None:
         """Write the checkpoint; it is durable when this returns."""
         assert self._checkpoint is not None
-        write_snapshot(self._checkpoint, snapshot)
+        write_snapshot(
+            self._checkpoint, snapshot, progress=bytes_of("checkpoint"), passed=stages("checkpoint")
+        )
 
     def write_marker(self, step: int) -> None:
         """Write `<checkpoint>.final`."""
         assert self._checkpoint is not None
-        write_marker(self._checkpoint, step)
+        write_marker(self._checkpoint, step, passed=stages("marker"))
 
     def remove_marker(self) -> None:
         """Remove `<checkpoint>.final` if it is there."""
         assert self._checkpoint is not None
-        remove_marker(self._checkpoint)
+        remove_marker(self._checkpoint, passed=stages("marker"))
 
     def write_final_state(self, fragments: Sequence[F32]) -> None:
         """Write the f32 parameters of every fragment."""
         assert self._final_state is not None
-        write_final_state(self._final_state, fragments)
+        write_final_state(
+            self._final_state, fragments, progress=bytes_of("final-state"), passed=stages("final-state")
+        )
 
 
 def problem(path: Path) -> str | None:

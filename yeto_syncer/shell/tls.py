@@ -128,16 +128,18 @@ class TlsWire:
     @property
     def pending(self) -> bool:
         """Whether `recv_into` has something to tell that the kernel knows nothing of."""
-        if self._deaf:
-            return False
-        return self._failure is not None or self._incoming.pending > 0 or self._tls.pending() > 0
+        if self._failure is not None:
+            return True
+        return not self._deaf and (self._incoming.pending > 0 or self._tls.pending() > 0)
 
     def recv_into(self, view: memoryview) -> int | None:
         """Decrypt into `view` what is there. Fewer bytes than it holds mean that the kernel has no more."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            self._deaf = True
+            raise failure
         if self._deaf:
             return self._plain.recv_into(view)
-        if self._failure is not None:
-            raise self._failure
         done = 0
         try:
             done = self._read(view)

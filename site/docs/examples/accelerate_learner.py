@@ -1,8 +1,8 @@
 """A learner whose loop is Hugging Face Accelerate's, on one process or many.
 
-yeto-syncer --learners 2 --quorum 2 --total-steps 40 --sync-interval-steps 20
+yeto-syncer --learners 2 --quorum 2 --total-steps 40 --sync-interval-steps 50
 python accelerate_learner.py 127.0.0.1:29400 0
-accelerate launch --num_processes 2 accelerate_learner.py 127.0.0.1:29400 1
+accelerate launch --multi_gpu --num_processes 2 accelerate_learner.py 127.0.0.1:29400 1
 """
 
 import sys
@@ -22,7 +22,7 @@ inputs = torch.randn(4096, 8)[learner_id::2]  # the shard of this learner
 data = DataLoader(TensorDataset(inputs, inputs @ truth.T + 1), batch_size=64, shuffle=True)
 
 model = nn.Linear(8, 4)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model, optimizer, data = accelerator.prepare(model, optimizer, data)
 
 

@@ -1,6 +1,6 @@
 """A fleet of learners on a Ray cluster, one actor for each.
 
-yeto-syncer --learners 2 --quorum 2 --total-steps 40 --sync-interval-steps 20
+yeto-syncer --learners 2 --quorum 2 --total-steps 40 --sync-interval-steps 50
 RAY_ADDRESS=127.0.0.1:6379 python ray_fleet.py 127.0.0.1:29400
 """
 
@@ -21,7 +21,7 @@ def train(island: Island) -> float:
     torch.manual_seed(100 * island.learner_id + island.attempt)
     truth = torch.arange(32, dtype=torch.float32).reshape(4, 8) / 32
     model = nn.Linear(8, 4)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with TorchLearner(
         model, address, learner_id=island.learner_id, session_contract="ray example, run 1"
     ) as learner:

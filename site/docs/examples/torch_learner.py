@@ -1,6 +1,6 @@
 """A PyTorch learner: the training loop as it was, and four lines around it.
 
-yeto-syncer --learners 2 --quorum 2 --total-steps 40 --sync-interval-steps 20
+yeto-syncer --learners 2 --quorum 2 --total-steps 40 --sync-interval-steps 50
 python torch_learner.py 127.0.0.1:29400 0
 python torch_learner.py 127.0.0.1:29400 1
 """
@@ -17,7 +17,7 @@ torch.manual_seed(learner_id)  # every learner sees other data
 truth = torch.arange(32, dtype=torch.float32).reshape(4, 8) / 32
 
 model = nn.Linear(8, 4)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 learner = TorchLearner(model, address, learner_id=learner_id, session_contract="torch example, run 1")
 with learner:  # connects; learner 0 sends the first parameters; everyone receives them
     while not learner.done:

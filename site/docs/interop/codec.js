@@ -437,7 +437,8 @@ function encodeQ4(values) {
   for (let first = 0, at = 0; first < count; first += Q4_BLOCK, at += Q4_BLOCK_BYTES) {
     const block = Array.from({ length: Math.min(Q4_BLOCK, count - first) }, (_, i) => values.readFloatLE(4 * (first + i)));
     const scale = block.reduce((most, x) => Math.max(most, Math.abs(x)), 0);
-    data.writeFloatLE(scale, at);
+    if (Number.isNaN(scale)) data.writeUInt32LE(0x7fc00000, at);
+    else data.writeFloatLE(scale, at);
     block.forEach((x, i) => {
       // The quotient is rounded to f32, and its bits are compared as an integer.
       const share = Math.abs(x) / (scale > 0 ? scale : 1);

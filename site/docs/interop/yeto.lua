@@ -1022,6 +1022,7 @@ local function gather(id, m, data, open)
 end
 
 local one_frame
+local separator  -- between frames of one packet in the list of packets
 
 local function chunk(tvb, tree, m, c, pinfo, socket, receiver)
     if tvb:len() <= CHUNK_HEAD_BYTES or receiver == nil then
@@ -1088,7 +1089,8 @@ function one_frame(tvb, tree, pinfo, socket, receiver, inside)
     local before = faults
     local m, complete = payload(frame, body, branch, c)
     branch:append_text(": " .. table.concat(m.summary, " ", 2))
-    pinfo.cols.info:append((inside and " > " or "; ") .. table.concat(m.summary, " "))
+    pinfo.cols.info:append((inside and " > " or separator) .. table.concat(m.summary, " "))
+    separator = "; "
     if opens and complete and faults == before and socket.server ~= nil then
         remember(frame, m, socket.server, socket)
     end
@@ -1127,6 +1129,7 @@ local function rest_is_broken(tvb, at, tree, id, pinfo, socket, detail)
     local item = tree:add(yeto, tvb(at), "not a frame")
     broken(item, id, detail)
     socket.broken = socket.broken or pinfo.number
+    pinfo.cols.info:append(separator .. "broken frame: " .. (detail or id))
     return tvb:len()
 end
 
@@ -1134,6 +1137,8 @@ function yeto.dissector(tvb, pinfo, tree)
     pinfo.cols.protocol = "YETO"
     local socket = socket_of(pinfo)
     local at, started = 0, false
+    separator = ""
+    pinfo.cols.info:set("")
     while at < tvb:len() do
         if socket.broken and pinfo.number > socket.broken then
             tree:add(yeto, tvb(at), string.format("after the broken frame of packet %d", socket.broken))
@@ -1179,10 +1184,7 @@ function yeto.dissector(tvb, pinfo, tree)
                 broken(tree:add(yeto, tvb(at, HEADER_BYTES), "the first frame"), "header.type.first")
             end
             socket.synced = true
-            if not started then
-                pinfo.cols.info:set("")
-                started = true
-            end
+            started = true
             one_frame(tvb(at, HEADER_BYTES + length):tvb(), tree, pinfo, socket, receiver, false)
             at = at + HEADER_BYTES + length
         end

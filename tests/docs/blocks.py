@@ -1,0 +1,189 @@
+"""The code blocks of the documentation, and how a test runs them.
+
+A `console` block holds commands behind `$ `; other lines are what they print. The commands of a page run one
+after the other in a folder of its own, as a reader would type them. Servers and learners stay in the
+background until the page ends; learners must then end well, and servers get a SIGTERM. All Python blocks of a
+page are one script, behind `setup/<page>.py` if there is one. `<!-- not run: why -->` before a block takes it
+out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.e2e.processes import Processes, Running
+
+ROOT = Path(__file__).parents[2]
+SITE = ROOT / "site"
+DOCS = SITE / "docs"
+SETUP = Path(__file__).parent / "setup"
+EXAMPLES = DOCS / "examples"
+PORT = "29400"
+LIMIT_S = 600.0
+
+_FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>[a-z]*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S
+)
+_SKIP = re.compile(r"<!-- not run: (?P<why>[^>]+?) -->\s*\Z")
+_SNIPPET = re.compile(r'^--8<-- "(?P<path>[^"]+)"$', re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block. `why` tells why it is not run, if it is not."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    why: str | None
+
+    @property
+    def commands(self) -> list[str]:
+        """What a reader would type; a backslash at the end of a line joins the next."""
+        joined = self.text.replace("\\\n", " ")
+        return [line[2:].strip() for line in joined.splitlines() if line.startswith("$ ")]
+
+
+def pages() -> list[Path]:
+    """Every page that people wrote."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+
+
+def name_of(page: Path) -> str:
+    """A short name, as `start/demo`."""
+    base = DOCS if page.is_relative_to(DOCS) else ROOT
+    return page.relative_to(base).with_suffix("").as_posix()
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of one page, with snippets put in."""
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in _FENCE.finditer(text):
+        before = text[: match.start()]
+        skip = _SKIP.search(before)
+        indent = match["indent"]
+        body = re.sub(f"^{indent}", "", match["text"], flags=re.M)
+        body = _SNIPPET.sub(lambda each: (SITE / each["path"]).read_text(encoding="utf-8"), body)
+        found.append(Block(page, before.count("\n") + 1, match["language"], body, skip and skip["why"]))
+    return found
+
+
+def runnable(page: Path) -> list[Block]:
+    """The blocks that are commands or Python, those that are not run included."""
+    return [each for each in blocks(page) if each.language in ("console", "python")]
+
+
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class PageRun:
+    """A page that is being followed in `folder`."""
+
+    page: Path
+    folder: Path
+    processes: Processes
+    port: int = field(default_factory=free_port)
+    servers: list[Running] = field(default_factory=list)
+    learners: list[tuple[str, Running]] = field(default_factory=list)
+
+    def follow(self) -> None:
+        """Do what the page says; raises AssertionError with the command that failed."""
+        for path in EXAMPLES.iterdir():
+            if path.is_file():
+                shutil.copy(path, self.folder)
+        todo = [each for each in runnable(self.page) if each.why is None]
+        for block in todo:
+            for command in block.commands:
+                self.run(command)
+        script = "\n".join(each.text for each in todo if each.language == "python")
+        if script:
+            self.python(script)
+        self.end_servers()
+
+    def end_servers(self) -> None:
+        """Wait for the learners, then stop what still serves in an orderly way."""
+        for command, learner in self.learners:
+            code = learner.wait(LIMIT_S)
+            assert code == 0, f"{command}\n{learner.stdout.text}\n{learner.stderr.text}"
+        self.learners.clear()
+        for server in self.servers:
+            if server.process.poll() is None:
+                server.signal(signal.SIGTERM)
+            assert server.wait(LIMIT_S) == 0, server.stderr.text
+        self.servers.clear()
+
+    def run(self, command: str) -> None:
+        """Run one command, or start it when it is a server or a learner. Nothing listens beyond loopback."""
+        command = command.replace("0.0.0.0", "127.0.0.1")
+        if command.startswith("make "):
+            self.done(["/bin/sh", "-c", command], command, ROOT)
+            return
+        argv = shlex.split(command.replace(f":{PORT}", f":{self.port}"), comments=True)
+        if is_server(argv):
+            self.end_servers()  # a reader who starts another one has stopped the one before
+            server = self.processes.run(
+                *self.shell(command, f" --port {self.port}"), cwd=self.folder, environ=self.path
+            )
+            server.stdout.wait_for(r"^listening on ", LIMIT_S)
+            self.servers.append(server)
+        elif f":{self.port}" in command.replace(PORT, str(self.port)) and argv[0] == "python":
+            learner = self.processes.run(*self.shell(command), cwd=self.folder, environ=self.path)
+            self.learners.append((command, learner))
+        else:
+            self.done(list(self.shell(command)), command, self.folder)
+
+    def python(self, script: str) -> None:
+        """Run the Python of the page as one script."""
+        setup = SETUP / f"{name_of(self.page).replace('/', '_')}.py"
+        before = setup.read_text(encoding="utf-8") if setup.exists() else ""
+        path = self.folder / "blocks.py"
+        path.write_text((before + script).replace(f":{PORT}", f":{self.port}"), encoding="utf-8")
+        self.done([sys.executable, str(path)], f"the Python of {name_of(self.page)}", self.folder)
+
+    def shell(self, command: str, more: str = "") -> tuple[str, ...]:
+        """The command in a shell, on the port of this run. A plain one replaces the shell, for signals."""
+        plain = re.match(r"[a-z-]+ ", command) and not re.search(r"[|;&$]", command)
+        line = ("exec " if plain else "") + command.replace(PORT, str(self.port)) + more
+        return ("/bin/sh", "-c", line)
+
+    def done(self, command: list[str], shown: str, cwd: Path) -> None:
+        """Run to the end and expect success."""
+        running = self.processes.run(*command, cwd=cwd, environ=self.path)
+        code = running.wait(LIMIT_S)
+        assert code == 0, f"{shown}: exit code {code}\n{running.stdout.text}\n{running.stderr.text}"
+
+    @property
+    def path(self) -> dict[str, str]:
+        """An environment in which `python` and the commands are those of the tests."""
+        return {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def is_server(argv: list[str]) -> bool:
+    """Whether a command is a syncer that serves."""
+    leaves = {"--help", "--version", "--print-config", "--print-profile"}
+    return argv[0] == "yeto-syncer" and "plan" not in argv[1:2] and not leaves & set(argv)
+
+
+def loose_commands(page: Path) -> Iterator[str]:
+    """Commands that stand in blocks of another language, where nobody would run them."""
+    for block in blocks(page):
+        if block.language in ("", "text", "bash", "sh", "shell"):
+            for line in block.text.splitlines():
+                if re.match(r"(\$ )?(yeto-[a-z]+ |make |pip |python3? |git )", line):
+                    yield f"{name_of(page)}:{block.line}: {line}"

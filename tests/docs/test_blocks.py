@@ -1,0 +1,30 @@
+"""Every command and every Python block of the documentation runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import PageRun, loose_commands, name_of, pages, runnable
+from tests.e2e.processes import Processes
+
+PAGES = [page for page in pages() if runnable(page)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_does_what_it_says(page: Path, tmp_path: Path, processes: Processes) -> None:
+    PageRun(page, tmp_path, processes).follow()
+
+
+def test_at_most_one_block_in_ten_is_not_run() -> None:
+    found = [block for page in pages() for block in runnable(page)]
+    skipped = [block for block in found if block.why is not None]
+    told = "\n".join(f"{name_of(each.page)}:{each.line}: {each.why}" for each in skipped)
+    assert len(skipped) * 10 <= len(found), told
+    assert not [each for each in skipped if name_of(each.page).startswith("start/")], told
+
+
+def test_commands_stand_in_console_blocks() -> None:
+    assert not [line for page in pages() for line in loose_commands(page)]

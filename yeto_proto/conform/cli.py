@@ -1,0 +1,231 @@
+"""`yeto-conform`: run, list, show, record, mutants."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from . import matrix, pages, report, runner, show, sut, trace
+from .groups import CUTS
+from .processes import NotStartedError
+from .verdict import Result
+
+__all__ = ["main"]
+
+FAILED: Final = 1
+BAD_ARGUMENTS: Final = 2
+NOT_STARTED: Final = 3
+NOTHING_SELECTED: Final = 5
+
+_EXAMPLES: Final = """
+examples:
+  grade this implementation, all three roles:
+    yeto-conform run
+  grade a codec adapter in another language:
+    yeto-conform run --sut sut.yaml --role codec
+  one area, or one rule, with every way of cutting the bytes:
+    yeto-conform run 'chunk.*' --all-cuts
+  read a case:
+    yeto-conform show run-two-steps
+  record what a learner and a syncer say to each other:
+    yeto-conform record --listen 127.0.0.1:29401 --connect 127.0.0.1:29400 --out run.jsonl
+
+exit codes: 0 all as it should be; 1 failures; 2 bad arguments or sut file; 3 the implementation would not start;
+5 nothing was selected
+"""
+
+
+class UsageError(Exception):
+    """A mistake of the user, with the exit code."""
+
+    def __init__(self, message: str, code: int = BAD_ARGUMENTS) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
+    except (sut.BadSutError, trace.BadTraceError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_ARGUMENTS
+    except NotStartedError as error:
+        print(f"error: the implementation would not start; {error}", file=sys.stderr)
+        return NOT_STARTED
+    except BrokenPipeError:
+        # The reader of our output has gone; nothing is left to say.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="yeto-conform",
+        description="Grade an implementation of the protocol, in any language.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"yeto {importlib.metadata.version('yeto')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _run_parser(commands.add_parser("run", help="run cases and report"))
+    listing = commands.add_parser("list", help="list cases")
+    _selection(listing)
+    listing.add_argument("--json", action="store_true", help="one object a line")
+    listing.add_argument("--coverage", action="store_true", help="list rules with their cases instead")
+    listing.set_defaults(run=_list)
+    showing = commands.add_parser("show", help="print a case or a recorded trace for people")
+    showing.add_argument("trace", help="the id of a case, or a file")
+    showing.set_defaults(run=_show)
+    return parser
+
+
+def _selection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("select", nargs="*", metavar="PATTERN", help="ids, areas or rules, with * and ?")
+    parser.add_argument(
+        "--role", action="append", choices=[*runner.ROLES, *runner.ROLES.values()], default=[]
+    )
+    parser.add_argument("--corpus", type=Path, default=trace.CORPUS, help="a folder of traces")
+
+
+def _run_parser(parser: argparse.ArgumentParser) -> None:
+    _selection(parser)
+    parser.add_argument("--sut", type=Path, default=sut.OURS, help="the implementation (default: this one)")
+    parser.add_argument("--in-process", action="store_true", help="call this package's codec directly")
+    parser.add_argument("--cuts", default="recorded", help=f"how bytes are cut: any of {', '.join(CUTS)}")
+    parser.add_argument("--all-cuts", action="store_true", help="every cut")
+    parser.add_argument("--jobs", type=int, default=2, help="cases at a time (default: 2)")
+    parser.add_argument(
+        "--timeout", type=float, default=20.0, help="seconds that a step may take (default: 20)"
+    )
+    parser.add_argument("--repeat", type=int, default=1, help="run everything so many times")
+    parser.add_argument("--strict", action="store_true", help="count a loose verdict as a failure")
+    parser.add_argument("--output", type=Path, help="folder for results.jsonl, junit.xml and index.html")
+    parser.add_argument("--json", action="store_true", help="print results.jsonl instead of tables")
+    parser.set_defaults(run=_run)
+
+
+def _selected(options: argparse.Namespace) -> list[trace.Trace]:
+    roles = {name for role, shown in runner.ROLES.items() for name in (role, shown) if name in options.role}
+    wanted = {role for role, shown in runner.ROLES.items() if {role, shown} & roles}
+    found = [
+        each
+        for each in trace.select(trace.load_corpus(options.corpus), options.select)
+        if not wanted or each.role in wanted
+    ]
+    if not found:
+        raise UsageError("nothing was selected; `yeto-conform list` shows what there is", NOTHING_SELECTED)
+    return found
+
+
+def _run(options: argparse.Namespace) -> int:
+    chosen = sut.read(options.sut)
+    traces = [each for each in _selected(options) if each.role in runner.ROLES]
+    traces = [
+        each for each in traces if each.role in chosen.roles or (each.role == "codec" and options.in_process)
+    ]
+    if not traces:
+        raise UsageError("the sut file has no role that was selected", NOTHING_SELECTED)
+    cuts = CUTS if options.all_cuts else tuple(options.cuts.split(","))
+    if not set(cuts) <= set(CUTS):
+        raise UsageError(f"--cuts: known are {', '.join(CUTS)}")
+    if options.jobs < 1 or options.repeat < 1 or not options.timeout > 0:
+        raise UsageError("--jobs, --repeat and --timeout must be positive")
+    progress = _Progress(len(traces) * options.repeat, quiet=options.json)
+    how = runner.Options(cuts, options.jobs, options.timeout, options.in_process, progress)
+    for role in {each.role for each in traces}:
+        runner.check_start(chosen, role, traces, how)
+    results: list[Result] = []
+    for _ in range(options.repeat):
+        results += runner.run(traces, chosen, how)
+    progress.end()
+    if options.output is not None:
+        try:
+            paths = report.write(options.output, results, chosen.name)
+        except OSError as error:
+            raise UsageError(f"--output {options.output}: cannot be written; {error.strerror}") from None
+        shown = ", ".join(map(str, paths))
+    tally = matrix.counts(matrix.merged(results), strict=options.strict)
+    if options.json:
+        for each in results:
+            print(json.dumps(report.record(each)))
+    else:
+        print(matrix.matrices(matrix.merged(results), chosen.name))
+        text = matrix.problems(results)
+        print(f"\n{text}\n" if text else "")
+        if options.output is not None:
+            print(f"wrote {shown}")
+        print(matrix.last_line(tally))
+    return FAILED if tally["failed"] else 0
+
+
+class _Progress:
+    """A line that counts, on a terminal only."""
+
+    def __init__(self, total: int, *, quiet: bool) -> None:
+        self._total, self._done = total, 0
+        self._show = sys.stderr.isatty() and not quiet
+        self._started = time.monotonic()
+
+    def __call__(self, result: Result) -> None:
+        self._done += 1
+        if self._show:
+            seconds = time.monotonic() - self._started
+            print(f"\r{self._done} cases, {seconds:.0f} s: {result.trace.id:40.40}", end="", file=sys.stderr)
+
+    def end(self) -> None:
+        if self._show:
+            print("\r\033[K", end="", file=sys.stderr)
+
+
+def _list(options: argparse.Namespace) -> int:
+    traces = _selected(options)
+    if options.coverage:
+        return _coverage(traces)
+    for each in traces:
+        if options.json:
+            head = {key: each.head.get(key) for key in ("id", "area", "role", "rules", "expect", "doc")}
+            print(json.dumps(head))
+        else:
+            print(
+                f"{each.role:7} {each.area:14} {each.id:44} {each.head['expect']:7} {', '.join(each.rules)}"
+            )
+    return 0
+
+
+def _coverage(traces: Sequence[trace.Trace]) -> int:
+    for rule in pages.rule_texts():
+        own = [each for each in traces if rule in each.rules]
+        kinds = [sum(each.head["expect"] == kind for each in own) for kind in ("accept", "refuse")]
+        print(f"{rule:44} {kinds[0]:3} accept {kinds[1]:3} refuse")
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    path = Path(options.trace)
+    if path.suffix == ".jsonl":
+        found = trace.load(path)
+    else:
+        matching = [each for each in trace.load_corpus() if each.id == options.trace]
+        if not matching:
+            raise UsageError(f"there is no case {options.trace}; `yeto-conform list` shows what there is")
+        found = matching[0]
+    print(show.show(found, pages.rule_texts()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
