@@ -148,10 +148,15 @@ class Processes:
         return self._keep(Running(arguments, environ, cwd))
 
     def syncer_command(
-        self, *flags: str, environ: Mapping[str, str] | None = None, cwd: Path | None = None
+        self,
+        *flags: str,
+        environ: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        under: Sequence[str] = (),
     ) -> Syncer:
-        """Start `yeto-syncer` with exactly these flags and do not wait for it."""
-        command = [sys.executable, "-m", "yeto_syncer", *flags]
+        """Start `yeto-syncer` with exactly these flags and do not wait for it; `under` is a command that
+        runs the command behind it, such as one that sets a limit."""
+        command = [*under, sys.executable, "-m", "yeto_syncer", *flags]
         return self._keep(Syncer(command, environ, cwd))
 
     def syncer(

@@ -102,8 +102,13 @@ class Connections(RuleBasedStateMachine):
                 self.group(link, LearnerGroupInput.CUT_QUEUED)
 
     def a_socket(self, choice: int, *states: LinkState) -> int | None:
-        found = [conn for conn, state in self.sockets.items() if state in states]
-        return found[choice % len(found)] if found else None
+        """One in any of these states; first a state is chosen, since some are rare."""
+        there = [state for state in states if state in self.sockets.values()]
+        if not there:
+            return None
+        wanted = there[choice % len(there)]
+        found = [conn for conn, state in self.sockets.items() if state is wanted]
+        return found[choice // len(there) % len(found)]
 
     def a_group(self, choice: int) -> Link:
         return list(self.groups)[choice % len(self.groups)]
@@ -121,25 +126,40 @@ class Connections(RuleBasedStateMachine):
         self.sockets[conn] = LINK.initial
         self.opened_at[conn] = self.run.now
 
-    @rule(choice=chosen, learner=st.integers(0, LEARNERS), known=st.integers(0, 8))
-    def hello(self, choice: int, learner: int, known: int) -> None:
-        """`known` of 0 repeats a generation that was used before."""
-        conn = self.a_socket(choice, LinkState.OPENED, LinkState.OPENED, LinkState.CLOSED)
+    @rule(choice=chosen, learner=st.integers(0, LEARNERS), repeats=st.booleans())
+    def hello(self, choice: int, learner: int, repeats: bool) -> None:
+        conn = self.a_socket(choice, LinkState.OPENED, LinkState.CLOSED)
         if conn is None:
             return
         self.generations += 1
         used = [link for link in self.groups if link.learner_id == learner]
-        waited = [link for link in self.of.values() if link.learner_id == learner and link not in self.groups]
         link = Link(learner, self.generations)
-        if known == 0 and used:
+        if repeats and used:
             link = used[choice % len(used)]
-        elif known % 2 and waited:
-            link = waited[choice % len(waited)]
+        self.greet(conn, link)
+
+    @rule(choice=chosen)
+    @precondition(lambda self: LinkState.WAITING in self.sockets.values())
+    def hello_of_a_group_that_is_waited_for(self, choice: int) -> None:
+        self.open()
+        waiting = self.a_socket(choice, LinkState.WAITING)
+        assert waiting is not None
+        self.greet(max(self.sockets), self.of[waiting])
+
+    @rule(choice=chosen)
+    @precondition(lambda self: self.current)
+    def stream_of_a_current_group(self, choice: int) -> None:
+        self.open()
+        self.greet_stream(
+            max(self.sockets), list(self.current.values())[choice % len(self.current)], choice % STREAMS
+        )
+
+    def greet(self, conn: int, link: Link) -> None:
         hello = Hello(*link, Dtype.F32, LAYOUT, FINGERPRINT, CONTRACT, None, STREAMS)
         self.run.feed(HelloReceived(conn, hello))
         if self.sockets[conn] is LinkState.CLOSED:
             self.socket(conn, LinkInput.HELLO_ACCEPTED)
-        elif learner >= LEARNERS or link in self.groups:
+        elif link.learner_id >= LEARNERS or link in self.groups:
             self.socket(conn, LinkInput.REFUSED)
         else:
             self.socket(conn, LinkInput.HELLO_ACCEPTED)
@@ -161,8 +181,8 @@ class Connections(RuleBasedStateMachine):
         else:
             self.begin()
 
-    @rule(choice=chosen, known=st.integers(0, 3), index=st.integers(0, STREAMS))
-    def data_hello(self, choice: int, known: int, index: int) -> None:
+    @rule(choice=chosen, known=st.booleans(), index=st.integers(0, STREAMS))
+    def data_hello(self, choice: int, known: bool, index: int) -> None:
         conn = self.a_socket(choice, LinkState.OPENED, LinkState.CLOSED)
         if conn is None:
             return
@@ -170,6 +190,9 @@ class Connections(RuleBasedStateMachine):
         link = Link(choice % LEARNERS, self.generations)
         if known and self.groups:
             link = self.a_group(choice)
+        self.greet_stream(conn, link, index)
+
+    def greet_stream(self, conn: int, link: Link, index: int) -> None:
         self.run.feed(DataHelloReceived(conn, DataHello(*link, index)))
         if self.sockets[conn] is LinkState.CLOSED:
             self.socket(conn, LinkInput.STREAM_ATTACHED)
@@ -183,10 +206,10 @@ class Connections(RuleBasedStateMachine):
         else:
             self.attach(conn, link)
 
-    @rule(choice=chosen)
-    def break_a_rule(self, choice: int) -> None:
+    @rule(choice=chosen, state=st.sampled_from(LinkState))
+    def break_a_rule(self, choice: int, state: LinkState) -> None:
         """Bytes that are wrong: they end that socket, and the whole group if it is its control stream."""
-        conn = self.a_socket(choice, *LinkState)
+        conn = self.a_socket(choice, state)
         if conn is None:
             return
         self.run.feed(Refused(conn, BadMagic()))
@@ -203,9 +226,9 @@ class Connections(RuleBasedStateMachine):
             self.run.feed(Refused(conn, NonFinite()))
             self.leave(self.of[conn], conn, LinkInput.REFUSED)
 
-    @rule(choice=chosen)
-    def end(self, choice: int) -> None:
-        conn = self.a_socket(choice, *LinkState)
+    @rule(choice=chosen, state=st.sampled_from(LinkState))
+    def end(self, choice: int, state: LinkState) -> None:
+        conn = self.a_socket(choice, state)
         if conn is None:
             return
         self.run.feed(Disconnected(conn))
@@ -284,6 +307,6 @@ class Connections(RuleBasedStateMachine):
 
 
 def test_sockets_and_generations_go_where_the_machines_lead() -> None:
-    explore(Connections, examples=250, steps=60)
+    explore(Connections, examples=120, steps=50)
     assert links.missing(NEVER_HEARD) == []
     assert groups.missing(WITHOUT_EFFECT) == []

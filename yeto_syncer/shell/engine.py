@@ -55,6 +55,11 @@ class Engine:
         """Whether the sockets should be left alone until a blocking effect is done."""
         return len(self._effects) > BACKLOG
 
+    @property
+    def waiting(self) -> int:
+        """Effects that wait behind a blocking one."""
+        return len(self._effects)
+
     def post(self, event: Event) -> None:
         """Give an event to the coordinator, now or, from inside a step, right after that step."""
         self._events.append(event)

@@ -44,6 +44,7 @@ class Group:
         lost: Callable[[Connection], None],
         wake: Callable[[Group], None],
         allocate: Allocate = fresh,
+        tell: Callable[[FrameType, int], None] = lambda kind, size: None,
     ) -> None:
         self.link = link
         self.session = session
@@ -58,7 +59,7 @@ class Group:
         self._post = post
         self._lost = lost
         manifest = payload_limit(FrameType.FINAL_MANIFEST, Role.LEARNER, session)
-        self._outbound = Outbound(lambda: wake(self), CONTROL_BYTES + 2 * manifest)
+        self._outbound = Outbound(lambda: wake(self), CONTROL_BYTES + 2 * manifest, tell=tell)
 
     @property
     def control(self) -> Connection:
@@ -68,6 +69,15 @@ class Group:
     def idle(self) -> bool:
         """Nothing waits to be sent."""
         return self._outbound.idle
+
+    @property
+    def depth(self) -> tuple[int, int]:
+        """Bulk messages and bytes of small frames that wait."""
+        return self._outbound.depth
+
+    def left(self, token: int) -> int | None:
+        """Messages of a delivery that have not left yet; None when it is over."""
+        return self._outbound.left(token)
 
     def stream_of(self, conn: Connection) -> int | None:
         """The stream that a socket of this group carries; None when it is not attached any more."""

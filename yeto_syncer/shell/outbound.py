@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from yeto_proto._generated.messages import BcastFragment, Buffer, FinalFragment, Message
+from yeto_proto._generated.types import FrameType
 from yeto_proto.chunks import slices
 from yeto_proto.writer import advance, frame
 
@@ -91,14 +92,15 @@ class Stream:
     chunks: int = 0
     small_bytes: int = 0
 
-    def put(self, buffers: list[Buffer], entry: Entry | None = None) -> None:
-        """Queue one frame: a small one, or a chunk of `entry`."""
+    def put(self, buffers: list[Buffer], entry: Entry | None = None) -> int:
+        """Queue one frame: a small one, or a chunk of `entry`. Returns its bytes."""
         size = sum(len(buffer) for buffer in buffers)
         self.items.append(Item(buffers, size, entry, entry.attempt if entry else 0))
         if entry is None:
             self.small_bytes += size
         else:
             self.chunks += 1
+        return size
 
     def take(self) -> list[Buffer]:
         """What to hand to the next vectored write; empty when there is nothing to send."""
@@ -144,11 +146,19 @@ class Outbound:
     """The outbound side of one connection group.
 
     `wake` is called (on the event loop) when a payload that the group waited for has been encoded.
-    `control_limit` bounds the bytes of small frames that may wait.
+    `control_limit` bounds the bytes of small frames that may wait. `tell` hears of each frame that is queued for
+    a stream: the type of its message, and its bytes.
     """
 
-    def __init__(self, wake: Callable[[], None], control_limit: int, cutter: Cutter = slices) -> None:
+    def __init__(
+        self,
+        wake: Callable[[], None],
+        control_limit: int,
+        cutter: Cutter = slices,
+        tell: Callable[[FrameType, int], None] = lambda kind, size: None,
+    ) -> None:
         self._wake = wake
+        self._tell = tell
         self._control_limit = control_limit
         self._cutter = cutter
         self._streams: dict[int, Stream] = {CONTROL: Stream()}
@@ -170,7 +180,7 @@ class Outbound:
         if self._closed:
             return True
         control = self._streams[CONTROL]
-        control.put(frame(message))
+        self._tell(message.frame_type, control.put(frame(message)))
         return control.small_bytes <= self._control_limit
 
     def deliver(self, payloads: Sequence[Payload], token: int | None) -> None:
@@ -194,6 +204,21 @@ class Outbound:
             payload.release()
         if not payloads:
             self._finished.append(ticket)
+
+    def left(self, token: int) -> int | None:
+        """Messages of a delivery that have not left yet; None when it is over."""
+        entries = [*self._waiting.values(), *self._front]
+        if self._current is not None:
+            entries.append(self._current)
+        for stream in self._streams.values():
+            entries += [item.entry for item in stream.items if item.entry is not None]
+        return next((t.left for entry in entries for t in entry.tickets if t.token == token), None)
+
+    @property
+    def depth(self) -> tuple[int, int]:
+        """Bulk messages that have not been cut to the end, and bytes of small frames that wait."""
+        messages = len(self._waiting) + len(self._front) + (self._current is not None)
+        return messages, self._streams[CONTROL].small_bytes
 
     def delivered(self) -> list[int]:
         """Tokens of the deliveries that were completely handed to the kernel since the last call."""
@@ -304,7 +329,8 @@ class Outbound:
                 continue
             self._turn += 1
             entry.unsent += 1
-            stream.put(buffers, entry)
+            kind = FrameType.FINAL_FRAGMENT if entry.payload.final else FrameType.BCAST_FRAGMENT
+            self._tell(kind, stream.put(buffers, entry))
 
     def _start(self) -> bool:
         """Take the next message from the line; False when there is none or it is still being encoded."""

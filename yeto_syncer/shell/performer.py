@@ -30,6 +30,7 @@ from yeto_syncer.core.effects import (
     Refuse,
     RemoveMarker,
     Save,
+    SaveKind,
     Send,
     SetTimer,
     WriteFinalState,
@@ -71,6 +72,14 @@ class Line(Protocol):
     def resume(self, event: Event | None, failed: bool = False) -> None: ...
 
 
+class Watcher(Protocol):
+    """Who only wants to know."""
+
+    def record(self, record: Mapping[str, Any]) -> None: ...
+
+    def saved(self, kind: SaveKind, step: int, seconds: float) -> None: ...
+
+
 class Performer:
     """Performs effects. Calling it with one answers whether the effects behind it have to wait."""
 
@@ -86,6 +95,7 @@ class Performer:
         end: Callable[[Exit], None],
         pool: BufferPool,
         counters: Counters,
+        watch: Watcher | None = None,
     ) -> None:
         self._loop = loop
         self._server = server
@@ -101,6 +111,7 @@ class Performer:
         self._pool = pool
         self._writing = Workers("checkpoint", 1, loop)
         self._counters = counters
+        self._watch = watch
         self._actions: Mapping[type, Callable[[Any], bool | None]] = {
             Accept: lambda e: server.accept(e.conn, e.link, e.session),
             Attach: lambda e: server.attach(e.conn, e.link, e.stream_idx),
@@ -188,11 +199,14 @@ class Performer:
 
     def _save(self, effect: Save) -> bool:
         step = effect.snapshot.global_step
+        begun = self._loop.time()
 
         def saved(future: Future[None]) -> None:
             error = future.exception()
             if error is None:
                 event: Event = Saved(effect.kind, step)
+                if self._watch is not None:
+                    self._watch.saved(effect.kind, step, self._loop.time() - begun)
             elif isinstance(error, OSError | MemoryError):
                 event = SaveFailed(effect.kind, step, reason(error))
             else:
@@ -226,6 +240,8 @@ class Performer:
             self._post(FileFailed("the final marker", reason(error)))
 
     def _append(self, effect: AppendTape) -> None:
+        if self._watch is not None:
+            self._watch.record(effect.record)
         if self._tape is None:
             return
         try:

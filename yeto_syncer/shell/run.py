@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -23,11 +24,14 @@ from yeto_syncer.shell.doorman import Doorman
 from yeto_syncer.shell.engine import SECOND_SIGNAL, Engine
 from yeto_syncer.shell.listener import Listener
 from yeto_syncer.shell.logs import Log, complain
+from yeto_syncer.shell.pages import Page, Pages
 from yeto_syncer.shell.performer import Performer
 from yeto_syncer.shell.resolve import Resolved
 from yeto_syncer.shell.server import Server
 from yeto_syncer.shell.start import Prepared, StartError
+from yeto_syncer.shell.status import healthy, status_paths
 from yeto_syncer.shell.tls import TlsWire
+from yeto_syncer.shell.watch import Watch
 from yeto_syncer.shell.wires import PlainWire
 from yeto_syncer.shell.workers import Workers
 
@@ -91,7 +95,8 @@ class Process:
         self._parts = Workers("part", threads, self._loop) if threads > 1 else None
         spread = self._parts.map if self._parts is not None else map
         memory = BufferPool()
-        coordinator = Coordinator(config, prepared.resumed)
+        watched = prepared.metrics is not None or prepared.status is not None
+        coordinator = Coordinator(config, prepared.resumed, taping=watched)
         self._counters = Counters()
         doorman = Doorman(settings["max_failed_handshakes"])
         self._profile = coordinator.profile_hash.hex()
@@ -114,6 +119,8 @@ class Process:
             self._counters,
             lambda text, fields: log.write("warning", text, fields),
         )
+        self._pages: list[Pages] = []
+        watch = self._look_on(coordinator, config.checkpoint_path is not None) if watched else None
         self._performer = Performer(
             self._loop,
             self._server,
@@ -125,6 +132,7 @@ class Process:
             self._end,
             memory,
             self._counters,
+            watch,
         )
         self._performer.connect(self._engine)
         self._listener = Listener(
@@ -136,6 +144,29 @@ class Process:
             PlainWire if prepared.tls is None else partial(TlsWire, context=prepared.tls),
         )
 
+    def _look_on(self, coordinator: Coordinator, durable: bool) -> Watch:
+        # The pages for those who only want to know; prometheus_client is imported only for its own.
+        prepared, metrics = self._prepared, None
+        if prepared.metrics is not None:
+            from yeto_syncer.shell.metrics import Metrics
+
+            metrics = Metrics(self._counters)
+            told = metrics
+            paths = {"/metrics": lambda: Page(told.content_type, told.exposition()), "/healthz": healthy}
+            self._pages.append(Pages(self._loop, prepared.metrics, paths))
+        watch = Watch(
+            coordinator.view,
+            self._server,
+            lambda: self._engine.waiting,
+            self._loop.time,
+            time.time,
+            metrics,
+            durable=durable,
+        )
+        if prepared.status is not None:
+            self._pages.append(Pages(self._loop, prepared.status, status_paths(watch)))
+        return watch
+
     def _perform(self, effect: Any) -> bool:
         return self._performer(effect)
 
@@ -146,6 +177,8 @@ class Process:
         """Accept until the coordinator, a signal or a defect ends the run."""
         with self._signals():
             self._server.listen(self._listener)
+            for pages in self._pages:
+                pages.start()
             self._announce()
             self._loop.run_forever()
         for name, labels, count in self._counters.items():
@@ -157,6 +190,9 @@ class Process:
         self._log.write(
             "info", "listening", {"address": address, "profile": self._profile, "binding": self._binding}
         )
+        for pages in self._pages:
+            for path in pages.shown:
+                self._log.write("info", "serving", {"url": f"{pages.url}{path}"})
         with contextlib.suppress(OSError):  # whoever started us may have closed its end
             print(f"listening on {address}", flush=True)
 
@@ -203,6 +239,10 @@ class Process:
 
     def close(self) -> None:
         """End the threads and close the loop."""
+        for page in self._pages:
+            page.close()
+        with contextlib.suppress(RuntimeError):  # stopped before anything ran on it
+            self._loop.run_until_complete(asyncio.sleep(0))  # what was cancelled ends
         if self._prepared.svd is not None:
             self._prepared.svd.close()  # a merge that still waits for it can then end
         pools = [self._values] if self._parts is None else [self._values, self._parts]

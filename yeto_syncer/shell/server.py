@@ -13,7 +13,7 @@ from typing import Protocol
 
 from yeto_proto._generated.errors import AuthenticationFailed, YetoError
 from yeto_proto._generated.messages import DataHello, Error, Hello, Message
-from yeto_proto._generated.types import Dtype, Role
+from yeto_proto._generated.types import Dtype, FrameType, Role
 from yeto_proto.pool import BufferPool
 from yeto_proto.reader import FrameReader, decode_hello
 from yeto_proto.session import Session
@@ -39,6 +39,7 @@ from yeto_syncer.shell.group import Group
 from yeto_syncer.shell.listener import Listener
 from yeto_syncer.shell.outbound import CONTROL, Stream
 from yeto_syncer.shell.payloads import Payloads
+from yeto_syncer.shell.watch import Depths
 from yeto_syncer.shell.wires import Wire
 from yeto_syncer.shell.workers import Workers, settled
 
@@ -47,6 +48,10 @@ CHECKS_IN_FLIGHT = 4
 
 INLINE_HELLO = 1 << 16
 """HELLOs up to this many bytes are parsed on the event loop."""
+
+
+TYPES = {kind: {"type": kind.name} for kind in FrameType}
+"""The labels by which frames are counted."""
 
 
 class Line(Protocol):
@@ -181,6 +186,9 @@ class Server:
 
     def _received(self, conn: Connection, group: Group, message: Message) -> bool:
         size = bulk_size(message)
+        kind = TYPES[message.frame_type]
+        self._counters.add("received_messages", kind)
+        self._counters.add("received_bytes", kind, size or sum(map(len, frame(message))))
         if not size:
             group.lane.put(Received(conn.number, group.link, message))
             return True
@@ -274,7 +282,15 @@ class Server:
         self._session = session
         self._doorman.admitted(host_of(conn.peer))
         group = Group(
-            link, session, conn, self.loop, self._line.post, self.ended, self._wake, self._pool.take
+            link,
+            session,
+            conn,
+            self.loop,
+            self._line.post,
+            self.ended,
+            self._wake,
+            self._pool.take,
+            self._queued,
         )
         self._groups[link] = group
         self._join(conn, group)
@@ -349,6 +365,28 @@ class Server:
         for group in groups:
             group.deliver(payloads, token)
             self._dirty[group] = None
+
+    # -- for those who look on
+
+    def depths(self, effects: int) -> Depths:
+        """What waits here; `effects` are those that wait before it."""
+        queues = [group.depth for group in self._groups.values()]
+        return Depths(
+            connections=len(self._connections),
+            pending=len(self._pending),
+            bulk_messages=sum(messages for messages, _ in queues),
+            control_bytes=sum(size for _, size in queues),
+            checks=sum(group.checks for group in self._groups.values()),
+            effects=effects,
+        )
+
+    def catch_up_left(self, link: Link, token: int) -> int | None:
+        """Fragments of a delivery that have not left yet; None for one that is over."""
+        group = self._groups.get(link)
+        return None if group is None else group.left(token)
+
+    def _queued(self, kind: FrameType, size: int) -> None:
+        self._counters.add("sent_bytes", TYPES[kind], size)
 
     # -- turns
 

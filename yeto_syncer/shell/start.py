@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import ipaddress
 import socket
 import ssl
@@ -50,6 +51,8 @@ class Prepared:
     resumed: Snapshot | None
     svd: SvdPool | None
     tls: ssl.SSLContext | None
+    metrics: socket.socket | None
+    status: socket.socket | None
 
 
 def prepare(
@@ -74,6 +77,8 @@ def prepare(
     resuming = checkpoint is not None and _resuming(config, checkpoint)
     bound = _bind(family, address)
     stack.callback(bound.close)
+    metrics = _side_socket(settings, "metrics", stack)
+    status = _side_socket(settings, "status", stack)
     if checkpoint is not None:
         _lock(checkpoint, stack)
     tape = _tape(config)
@@ -86,7 +91,7 @@ def prepare(
     _listen(bound)
     if port_file is not None:
         _write_port(port_file, bound.getsockname()[1], stack)
-    return Prepared(key, bound, Storage(checkpoint, final_state), tape, resumed, svd, tls)
+    return Prepared(key, bound, Storage(checkpoint, final_state), tape, resumed, svd, tls, metrics, status)
 
 
 def read_key(settings: Resolved, environ: Mapping[str, str]) -> bytes | None:
@@ -121,12 +126,12 @@ def tls_context(settings: Resolved) -> ssl.SSLContext | None:
         raise StartError(error.what, error.flag, error.fix) from None
 
 
-def _address(host: str, port: int) -> tuple[int, tuple[object, ...]]:
+def _address(host: str, port: int, flag: str = "--host") -> tuple[int, tuple[object, ...]]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise StartError(
-            f"cannot resolve {host}: {error.strerror}", "--host", "give a name or address of this machine"
+            f"cannot resolve {host}: {error.strerror}", flag, "give a name or address of this machine"
         ) from None
     family, _, _, _, address = found[0]
     return family, address
@@ -167,15 +172,28 @@ def _resuming(config: Config, checkpoint: Path) -> bool:
     return False
 
 
-def _bind(family: int, address: tuple[object, ...]) -> socket.socket:
+def _bind(family: int, address: tuple[object, ...], flag: str = "--port") -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
     except OSError as error:
         sock.close()
-        raise _unusable(address, error) from None
+        raise _unusable(address, error, flag) from None
     return sock
+
+
+def _side_socket(settings: Resolved, name: str, stack: contextlib.ExitStack) -> socket.socket | None:
+    # The socket of a page that only shows something.
+    port, flag = settings[f"{name}_port"], f"--{name}-port"
+    if port is None:
+        return None
+    if name == "metrics" and importlib.util.find_spec("prometheus_client") is None:
+        raise StartError("prometheus_client is not installed", flag, "install yeto[metrics], or leave it out")
+    family, address = _address(settings[f"{name}_host"], port, f"--{name}-host")
+    bound = _bind(family, address, flag)
+    stack.callback(bound.close)
+    return bound
 
 
 def _listen(bound: socket.socket) -> None:
@@ -186,12 +204,12 @@ def _listen(bound: socket.socket) -> None:
         raise _unusable(bound.getsockname(), error) from None
 
 
-def _unusable(address: tuple[object, ...], error: OSError) -> StartError:
+def _unusable(address: tuple[object, ...], error: OSError, flag: str = "--port") -> StartError:
     port = error.errno in PORT_TROUBLE
     return StartError(
         f"cannot listen on {shown(address)}: {error.strerror}",
-        "--port" if port else "--host",
-        "stop the process that uses it, or choose another --port (0 takes a free one)"
+        flag if port else flag.replace("port", "host"),
+        f"stop the process that uses it, or choose another {flag} (0 takes a free one)"
         if port
         else "give an address of this machine",
     )

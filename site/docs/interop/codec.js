@@ -452,8 +452,9 @@ function encodeQ4(values) {
 }
 
 function decodeQ4(data, count) {
-  demand(data.length === Math.ceil(count / Q4_BLOCK) * Q4_BLOCK_BYTES, "BadLength");
-  judgeValues("Q4", data);
+  const exact = Math.ceil(count / Q4_BLOCK) * Q4_BLOCK_BYTES;
+  demand(data.length === exact, "BadLength", "push_fragment.delta.length");
+  judgeValues("Q4", data, "push_fragment.delta");
   const values = Buffer.alloc(4 * count);
   for (let i = 0; i < count; i++) {
     const at = Math.floor(i / Q4_BLOCK) * Q4_BLOCK_BYTES;
@@ -479,8 +480,7 @@ function encodeBf16(values) {
 }
 
 function decodeBf16(data, count) {
-  demand(data.length === 2 * count, "BadLength");
-  judgeValues("BF16", data);
+  demand(data.length === 2 * count, "BadLength", "bcast_fragment.tensor.length");
   const values = Buffer.alloc(4 * count);
   for (let i = 0; i < count; i++) values.writeUInt32LE(data.readUInt16LE(2 * i) * 65536, 4 * i);
   return values;

@@ -216,7 +216,7 @@ class Learner:  # anchors are accepted broadcasts, installed at local step `sinc
 
     def take(self, link, wait):  # all that has arrived; with `wait` at least one message, or a second
         with contextlib.suppress(queue.Empty):
-            while True:
+            while not self.over:
                 kind, payload = link.inbox.get(wait, 1)
                 if kind is None:
                     raise payload

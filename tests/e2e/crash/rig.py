@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from tests.e2e.processes import Processes, Syncer
 from tests.e2e.raw import Trainer, drive, hello
 from tests.e2e.test_syncer_run import QUICK, initial, small_layout
 from yeto_proto._generated.messages import BcastFragment, Message
+from yeto_proto._generated.types import Dtype
 from yeto_proto.chunks import slices
 from yeto_proto.codec import encode
 from yeto_proto.files import marker_path, read_checkpoint_step, read_marker
@@ -78,30 +80,34 @@ class Files:
         return step
 
 
-def start(processes: Processes, files: Files, *flags: str, crash: str | None = None) -> Syncer:
-    """A syncer for two learners whose every round waits for both; `crash` is where it is killed."""
+def start(
+    processes: Processes, files: Files, *flags: str, crash: str | None = None, under: Sequence[str] = ()
+) -> Syncer:
+    """A syncer for two learners whose every round waits for both; `crash` is where it is killed, `under` a
+    command that runs it."""
     environ = {} if crash is None else {"YETO_CRASH_AT": crash}
     arguments = ("--port", "0", "--learners", str(LEARNERS), *QUICK, *files.flags(), *flags)
-    return processes.syncer_command(*arguments, environ=environ).listening(PATIENCE_S)
+    return processes.syncer_command(*arguments, environ=environ, under=under).listening(PATIENCE_S)
 
 
-def join(syncer: Syncer, generation: int) -> list[Mortal]:
+def join(syncer: Syncer, generation: int, dtype: Dtype = Dtype.F32) -> list[Mortal]:
     """Both learners; fewer when the syncer is gone before they have come. Learner 0 sends the first
     parameters, which a resumed syncer does not need."""
     layout = small_layout()
     learners: list[Mortal] = []
     try:
         for number in range(LEARNERS):
-            learners.append(Mortal(syncer.port, hello(layout, number, generation=generation), target=1.0))
+            greeting = hello(layout, number, generation=generation, dtype=dtype)
+            learners.append(Mortal(syncer.port, greeting, target=1.0 + number))
     except ConnectionError:
         return learners
     learners[0].initialize(initial(layout))
     return learners
 
 
-def serve(syncer: Syncer, generation: int = 1) -> list[Mortal]:
+def serve(syncer: Syncer, generation: int = 1, dtype: Dtype = Dtype.F32) -> list[Mortal]:
     """Train until the learners were let go or the syncer is gone."""
-    learners = join(syncer, generation)
+    learners = join(syncer, generation, dtype)
     # One that could speak no more still hears what had been sent to it, and then the end.
     drive(learners, lambda: all(each.shut_down or each.ended for each in learners), "an end", PATIENCE_S)
     for each in learners:
