@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full check format gen docs bench fuzz coverage clean
+.PHONY: help demo test test-full check format gen docs bench conform fuzz coverage clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,7 @@ test: $(VENV)/.dev ## Run the test suite (about five minutes on two cores)
 	@$(BIN)/python -m pytest -n 2 -m "not full" $(ARGS)
 
 test-full: $(VENV)/.full ## Run everything: torch, leaks, scale, and the property tests with many examples
+	@tests/foreign/install.sh build/foreign
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
 	@YETO_HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n 2 tests/property
 
@@ -59,6 +60,9 @@ gen: $(VENV)/.dev ## Write the generated code from spec/
 docs: $(VENV)/.dev ## Build the documentation into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file site/mkdocs.yml
 	@echo "wrote build/site ($$(find build/site -name '*.html' | wc -l) pages); open build/site/index.html"
+
+conform: $(VENV)/.dev ## Grade this implementation: a matrix each for syncer, learner and codec; writes build/conform
+	@$(BIN)/python -m yeto_proto.conform.cli run --jobs 4 --output build/conform $(ARGS)
 
 bench: $(VENV)/.dev ## Measure every row of the speed table beside its raw limit; writes build/bench.json
 	@$(BIN)/python tests/bench/run.py $(ARGS)

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from codegen.conform.trace import stale
 from codegen.coverage import Coverage, cover, table
 from codegen.faults import SpecFault
 from codegen.parts import load, outputs
@@ -32,6 +33,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {fault}", file=sys.stderr)
         return 1
     changed = [each for each in files if _write(each, options.out)]
+    for path in stale(files, options.out):
+        path.unlink()
+        print(f"removed {path.relative_to(options.out)}, whose case is gone")
     for each in changed:
         print(f"wrote {each.path} ({len(each.text.encode()):,} bytes)")
     print(f"{len(changed)} of {len(files)} files changed, in {time.monotonic() - started:.1f} s")
@@ -70,12 +74,15 @@ def _write(each: Output, root: Path) -> bool:
 
 
 def _check(files: list[Output], root: Path) -> int:
-    stale = 0
+    old = 0
+    for path in stale(files, root):
+        old += 1
+        print(f"{path.relative_to(root)}: no case of spec/cases gives this file")
     for each in files:
         path = root / each.path
         found = path.read_text(encoding="utf-8") if path.exists() else ""
         if found != each.text:
-            stale += 1
+            old += 1
             sys.stdout.writelines(
                 difflib.unified_diff(
                     found.splitlines(keepends=True),
@@ -84,9 +91,9 @@ def _check(files: list[Output], root: Path) -> int:
                     f"{each.path} (as spec/ says)",
                 )
             )
-    if stale:
+    if old:
         print(
-            f"error: {stale} of {len(files)} generated files are not up to date; run `make gen`",
+            f"error: {old} of {len(files)} generated files are not up to date; run `make gen`",
             file=sys.stderr,
         )
         return 1

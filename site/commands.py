@@ -22,6 +22,10 @@ WIDTH = 100
 COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "yeto-syncer": ("yeto_syncer", ("plan",)),
     "yeto-learner": ("yeto_learner", ("demo", "doctor", "layout")),
+    "yeto-checkpoint": (
+        "yeto_syncer.checkpoint.cli",
+        ("inspect", "verify", "export", "diff", "migrate", "hash"),
+    ),
     "yeto-tape": ("yeto_syncer.tape_cli", ("summary", "follow", "check")),
 }
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .client import SyncerClient
     from .core.records import BcastFragment, FinalFragment, FinalManifest, PullRequest
     from .errors import (
+        LearnerIdInUseError,
         NonFiniteParameterError,
         PartialMessageGenerationLost,
         ProtocolError,
@@ -25,6 +26,7 @@ __all__ = [
     "FinalFragment",
     "FinalManifest",
     "Learner",
+    "LearnerIdInUseError",
     "NonFiniteParameterError",
     "PartialMessageGenerationLost",
     "ProtocolError",
@@ -40,6 +42,7 @@ _HOMES = {
     "FinalFragment": ".core.records",
     "FinalManifest": ".core.records",
     "Learner": ".learner",
+    "LearnerIdInUseError": ".errors",
     "NonFiniteParameterError": ".errors",
     "PartialMessageGenerationLost": ".errors",
     "ProtocolError": ".errors",

@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
-from typing import Final, SupportsIndex
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, SupportsIndex
 
 from yeto_proto._generated.constants import HASH_BYTES
+from yeto_proto._generated.errors import BadArgument
 from yeto_proto._generated.types import Dtype
+from yeto_proto.layout import Layout, Pattern, build_layout
 
 __all__ = [
     "check_hash",
     "environment_key",
+    "make_layout",
     "parse_contract",
     "parse_dtype",
     "parse_hash",
@@ -49,6 +53,26 @@ def require_seconds(**seconds: float) -> None:
         require(
             isinstance(value, int | float) and value >= 0, f"{name} must be 0 or more seconds, not {value!r}"
         )
+
+
+def make_layout(
+    shapes: Mapping[str, Sequence[int]],
+    num_fragments: int,
+    pattern: Pattern,
+    matrix_merge: Literal["rda", "iso"],
+    avg_name_regex: str | None,
+) -> Layout:
+    """`build_layout` for a caller of the SDK.  Raises ValueError for what it refuses."""
+    try:
+        return build_layout(
+            {name: tuple(shape) for name, shape in shapes.items()},
+            require_whole("num_fragments", num_fragments, 1),
+            pattern,
+            matrix_merge=matrix_merge,
+            avg_name_regex=avg_name_regex,
+        )
+    except BadArgument as error:
+        raise ValueError(str(error)) from error
 
 
 def parse_dtype(dtype: Dtype | str) -> Dtype:

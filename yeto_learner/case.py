@@ -1,7 +1,7 @@
 """Runs a conformance case file: `python -m yeto_learner.case CASE.json`.
 
-The file (`spec/files/client_case.yaml`) says the layout, the first values and the update of every local step, so
-that whoever plays the syncer knows each delta in advance.
+The file (`spec/files/client_case.yaml`) says the layout, the first values and the update of every local step,
+so that whoever plays the syncer knows each delta in advance.
 """
 
 from __future__ import annotations

@@ -6,7 +6,13 @@ from typing import Final
 
 from yeto_proto._generated.errors import YetoError
 
-__all__ = ["NonFiniteParameterError", "PartialMessageGenerationLost", "ProtocolError", "SessionRejectedError"]
+__all__ = [
+    "LearnerIdInUseError",
+    "NonFiniteParameterError",
+    "PartialMessageGenerationLost",
+    "ProtocolError",
+    "SessionRejectedError",
+]
 
 # How an ERROR text begins, and the counter that an operator watches for it.  The text is for people; these
 # prefixes only choose a name for monitoring, nothing else depends on them.
@@ -56,6 +62,10 @@ class PartialMessageGenerationLost(RuntimeError):  # noqa: N818 - the name that 
         self.connection_generation = connection_generation
         self.connection_epoch = connection_epoch
         self.queued_chunks = queued_chunks
+
+
+class LearnerIdInUseError(RuntimeError):
+    """Another `Learner` on this machine has the same id in the same run."""
 
 
 class NonFiniteParameterError(ValueError):

@@ -15,7 +15,7 @@ from yeto_proto.layout import Layout
 from .core.modes import InstallMode
 from .core.records import BcastFragment, FinalFragment
 from .core.values import F32, Anchor, Span, blocks, install, overwrite, write_delta
-from .errors import NonFiniteParameterError
+from .errors import NonFiniteParameterError, ProtocolError
 from .parameters import Parameters
 from .record import SavedAnchor
 
@@ -123,7 +123,18 @@ class FragmentValues:
         self.parameters.flush()
 
     def overwrite(self, finals: Sequence[FinalFragment]) -> None:
-        """Write the final cut, f32, over the local values, without blending."""
+        """Write the final cut, f32, over the local values, without blending.
+
+        Raises ProtocolError, before anything is written, when it holds a value that is not finite.
+        """
+        for final in finals:
+            try:
+                dtypes.check_finite(Dtype.F32, final.data)
+            except NonFinite as error:
+                raise ProtocolError(
+                    f"the final value of fragment {final.fragment_id} is not finite; nothing was written",
+                    error,
+                ) from error
         for final in finals:
             overwrite(self._spans[final.fragment_id], self.parameters, final.data)
         self.parameters.flush()

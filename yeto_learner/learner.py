@@ -20,11 +20,19 @@ from typing import Any, Literal, Self
 
 import numpy.typing as npt
 
-from yeto_proto._generated.errors import BadArgument, WrongState
+from yeto_proto._generated.errors import WrongState
 from yeto_proto._generated.types import Dtype
-from yeto_proto.layout import Layout, Pattern, build_layout
+from yeto_proto.layout import Layout, Pattern
 
-from .arguments import parse_contract, parse_dtype, parse_hash, require, require_seconds, require_whole
+from .arguments import (
+    make_layout,
+    parse_contract,
+    parse_dtype,
+    parse_hash,
+    require,
+    require_seconds,
+    require_whole,
+)
 from .budget import Consolidation
 from .channel import Address
 from .client import DEFAULT_RECEIVE_BUDGET, SyncerClient
@@ -35,6 +43,7 @@ from .exporter import DeltaBuffers, Exporter
 from .final_cut import FinalCut
 from .fragments import FragmentValues
 from .heartbeat import HeartbeatThread
+from .identity import IdentityLock
 from .initial_cut import InitialCut
 from .logs import show_log_lines
 from .parameters import ArrayParameters, Parameters
@@ -116,7 +125,6 @@ class Learner:
         show_progress: bool = True,
     ) -> None:
         require(0.0 <= merge_alpha <= 1.0, f"merge_alpha must be 0 to 1, not {merge_alpha}")
-        num_fragments = require_whole("num_fragments", num_fragments, 1)
         min_local_steps = require_whole("min_local_steps", min_local_steps, 1)
         if budget_steps is not None:
             budget_steps = require_whole("budget_steps", budget_steps, 1, 2**32 - 1)
@@ -132,16 +140,9 @@ class Learner:
         )
         self._parameters: Parameters
         self._parameters = ArrayParameters(parameters) if isinstance(parameters, Mapping) else parameters
-        try:
-            self.layout: Layout = build_layout(
-                self._parameters.shapes(),
-                num_fragments,
-                pattern,
-                matrix_merge=matrix_merge,
-                avg_name_regex=avg_name_regex,
-            )
-        except BadArgument as error:
-            raise ValueError(str(error)) from error
+        self.layout: Layout = make_layout(
+            self._parameters.shapes(), num_fragments, pattern, matrix_merge, avg_name_regex
+        )
         contract = parse_contract(session_contract)
         self.client = SyncerClient(
             address,
@@ -190,6 +191,9 @@ class Learner:
             show_progress=show_progress,
         )
         self._show_progress = show_progress
+        self._identity = IdentityLock(
+            self.client.addr, self.client.learner_id, self.client.session_contract_hash
+        )
         self._resumed = resumed
         self._default_contract = contract is None
 
@@ -210,9 +214,9 @@ class Learner:
         """Connect, send the initial values if this is learner 0, and install the first broadcast of each
         fragment.
 
-        Raises ConnectionError when the syncer cannot be reached, NonFiniteParameterError, TimeoutError when
-        the first broadcasts do not come, SessionRejectedError or RuntimeError when the syncer refuses;
-        nothing is left open then.
+        Raises LearnerIdInUseError, NonFiniteParameterError, ConnectionError when the syncer cannot be
+        reached, TimeoutError when the first broadcasts do not come, SessionRejectedError or RuntimeError when
+        the syncer refuses; nothing is left open then.
         """
         if self._state is not _State.NEW:
             raise WrongState(detail="a learner is opened once; make a new one")
@@ -226,6 +230,7 @@ class Learner:
         self._parameters.check()
         if self.client.learner_id == 0:
             self._values.check_finite()
+        self._identity.take()
         self._state = _State.OPEN
         try:
             self.client.start()
@@ -248,6 +253,7 @@ class Learner:
         self._heartbeat.close()
         self.client.close()
         self._exporter.close()
+        self._identity.release()
 
     # -- the training loop
 

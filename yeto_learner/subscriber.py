@@ -19,9 +19,9 @@ from typing import Any, Literal, Self
 import numpy.typing as npt
 
 from yeto_proto._generated.types import Dtype
-from yeto_proto.layout import Layout, Pattern, build_layout
+from yeto_proto.layout import Layout, Pattern
 
-from .arguments import parse_contract, parse_hash
+from .arguments import make_layout, parse_contract, parse_hash
 from .channel import Address
 from .client import SyncerClient
 from .fragments import FragmentValues
@@ -59,12 +59,8 @@ class Subscriber:
     ) -> None:
         self._parameters: Parameters
         self._parameters = ArrayParameters(parameters) if isinstance(parameters, Mapping) else parameters
-        self.layout: Layout = build_layout(
-            self._parameters.shapes(),
-            num_fragments,
-            pattern,
-            matrix_merge=matrix_merge,
-            avg_name_regex=avg_name_regex,
+        self.layout: Layout = make_layout(
+            self._parameters.shapes(), num_fragments, pattern, matrix_merge, avg_name_regex
         )
         self.client = SyncerClient(
             address,

@@ -165,8 +165,13 @@ def build_layout(
     Raises BadArgument for num_fragments under 1, an unknown pattern or matrix_merge, "iso" without any shape,
     no tensors, an empty tensor, or a regular expression that does not compile.
     """
-    if num_fragments < 1:
-        raise _bad("num_fragments", "at least 1", num_fragments, "there must be at least one fragment")
+    if not isinstance(num_fragments, SupportsIndex) or num_fragments < 1:
+        raise _bad(
+            "num_fragments",
+            "at least 1",
+            num_fragments,
+            "there must be a whole number of fragments, at least one",
+        )
     if pattern not in ("binpack", "strided"):
         raise _bad("pattern", "binpack or strided", pattern, "unknown pattern")
     if matrix_merge not in _MATRIX_MODES:

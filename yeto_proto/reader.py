@@ -11,6 +11,7 @@ the payload's own, or to its place in the reassembly buffer of the message.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from . import hello_mac
@@ -50,6 +51,10 @@ class FrameReader:
     again.  `key` is the key of the HELLO MAC, if the syncer has one.  With `defer_hello` a HELLO is not
     returned as a message; its payload waits in `hello_payload`, and the caller runs `decode_hello` where a
     long parse does no harm.  Large payloads of a session are received into memory that `allocate` gives.
+
+    `grant`, if given, is asked before memory is taken for a first frame of so many bytes that is too large
+    for the scratch buffer.  When it says no, the reader is `waiting`, and nothing can be received until
+    `proceed`.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class FrameReader:
         key: bytes | None = None,
         defer_hello: bool = False,
         allocate: Allocate = fresh,
+        grant: Callable[[int], bool] | None = None,
     ) -> None:
         if session is None and role is not Role.SYNCER:
             raise BadArgument(field="session", detail="a learner has a session before it receives anything")
@@ -72,6 +78,8 @@ class FrameReader:
         self._key = key
         self._defer_hello = defer_hello
         self._allocate = allocate
+        self._grant = grant
+        self._waiting = False
         self._session: Session | None = None
         self._reassembler: Reassembler | None = None
         self._limits: dict[int, int] = {}
@@ -96,6 +104,21 @@ class FrameReader:
     def paused(self) -> bool:
         """The first frame is there and `open` was not called yet; nothing can be received."""
         return self._paused
+
+    @property
+    def waiting(self) -> bool:
+        """There is no memory for the first frame yet; nothing can be received."""
+        return self._waiting
+
+    def proceed(self) -> list[Message]:
+        """There is memory for the first frame now.  Returns and raises like `buffer_updated`, WrongState when
+        the reader does not wait for this."""
+        self._alive()
+        if not self._waiting:
+            raise WrongState(detail="the reader does not wait for memory")
+        self._waiting = False
+        self._grant = None
+        return self._advance()
 
     @property
     def hello_payload(self) -> memoryview | None:
@@ -132,8 +155,9 @@ class FrameReader:
         Raises the error that an earlier call held back, and WrongState while the reader is paused.
         """
         self._alive()
-        if self._paused:
-            raise WrongState(detail="the reader waits to be opened")
+        if self._paused or self._waiting:
+            what = "to be opened" if self._paused else "for memory"
+            raise WrongState(detail=f"the reader waits {what}")
         if self._target is not None:
             return self._target[self._filled :]
         return self._scratch[self._end :]
@@ -161,7 +185,7 @@ class FrameReader:
         """
         messages: list[Message] = []
         rest = memoryview(data).cast("B")
-        while rest and not self._paused and (self._failure is None or not messages):
+        while rest and not self._paused and not self._waiting and (self._failure is None or not messages):
             room = self.get_buffer()[: len(rest)]
             room[:] = rest[: len(room)]
             rest = rest[len(room) :]
@@ -170,7 +194,7 @@ class FrameReader:
             except YetoError:
                 if not messages:
                     raise
-        if rest and self._paused:
+        if rest and (self._paused or self._waiting):
             if len(rest) > len(self._scratch) - self._end:
                 raise WrongState(detail="the reader waits to be opened")
             self._scratch[self._end : self._end + len(rest)] = rest
@@ -292,6 +316,9 @@ class FrameReader:
             self._start = begin + self._length
             return payload
         if HEADER_BYTES + self._length > _SCRATCH:
+            if self._session is None and self._grant is not None and not self._grant(self._length):
+                self._waiting = True
+                return None
             try:
                 # A first frame is kept for as long as its session lives.
                 buffer = (fresh if self._session is None else self._allocate)(self._length)

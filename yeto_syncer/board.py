@@ -101,7 +101,7 @@ class Board:
             self.events.append({"at": at, "kind": kind, "text": tell(record)})
 
     def rate(self, until: float | None = None) -> float | None:
-        """Outer steps a second over the recent rounds, up to the moment `until` (default: the last commit)."""
+        """Outer steps a second over the recent rounds, up to the moment `until`, else to the last commit."""
         if len(self._commits) < 2:
             return None
         (first_at, first), (last_at, last) = self._commits[0], self._commits[-1]
@@ -226,7 +226,7 @@ def learner_state(number: int, row: LearnerRow) -> dict[str, Any]:
     return {
         "id": number,
         "state": row.state,
-        "generation": row.generation,
+        "generation": None if row.generation is None else str(row.generation),  # more than JavaScript counts
         "since": row.since,
         "reason": row.reason,
         "joins": row.joins,

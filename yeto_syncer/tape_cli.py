@@ -1,4 +1,4 @@
-"""`yeto-tape`: what an event tape tells, as a summary, line by line while it is written, or judged.
+"""`yeto-tape`: what an event tape tells, as a summary, a page, line by line while it is written, or judged.
 
 Exit codes: 0 told, or the check holds; 1 the file cannot be read or is no event tape, or the check does not
 hold; 2 command-line syntax; 130 ended by Ctrl-C.
@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from yeto_syncer.board import Board, state
 from yeto_syncer.cli import Parser
 from yeto_syncer.shell.logs import complain, printable
+from yeto_syncer.status_page import page
 from yeto_syncer.tape_check import check
 from yeto_syncer.tape_file import NotATapeError, Reader, Record, kind_of, read, tail
 from yeto_syncer.tape_summary import summarize
@@ -30,6 +32,7 @@ EXAMPLES = """\
 examples:
   yeto-tape summary run/tape.jsonl             rounds, goodput, staleness, who missed what, recoveries
   yeto-tape summary --json run/tape.jsonl      the same as one JSON object
+  yeto-tape report run/tape.jsonl              one HTML file with the same view as the status page
   yeto-tape follow run/tape.jsonl              a line for each record, until the run ends
   yeto-tape check --learners 4 --budget 1000 --from 240 run/tape.jsonl
 
@@ -44,6 +47,11 @@ Reads a whole event tape, that of a run that is going on too. goodput is the sha
 that were merged; the others were rejected, or lost with their attempt. A recovery is told in four phases:
 detect (silence until the loss was noticed), connect (until the new HELLO), catch-up (until all fragments had
 left) and answer (until its first accepted answer).
+"""
+
+REPORT_ABOUT = """\
+Writes one self-contained HTML file: what the status page of the syncer shows, as far as the tape alone tells
+it, at the end of the tape. Any browser opens it; it loads nothing from anywhere.
 """
 
 FOLLOW_ABOUT = """\
@@ -94,6 +102,10 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     summary = _command(commands, "summary", "what happened in a run", SUMMARY_ABOUT, _summary)
     summary.add_argument("--json", action="store_true", help="print one JSON object")
+    report = _command(commands, "report", "one HTML file about a run", REPORT_ABOUT, _report)
+    report.add_argument(
+        "--output", metavar="FILE", type=Path, help="where the page is written (default: TAPE with .html)"
+    )
     follow = _command(commands, "follow", "a line for each record, as it is written", FOLLOW_ABOUT, _follow)
     follow.add_argument("--json", action="store_true", help="print the records as they are")
     follow.add_argument(
@@ -160,6 +172,23 @@ def _summary(options: argparse.Namespace) -> int:
     for count, what in ((reader.torn, "torn line"), (reader.unknown, "record of an unknown kind")):
         if count:
             print(f"{count} {what}{'s' if count > 1 else ''} passed over")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    board = Board()
+    for record in read(options.tape):
+        board.add(record)
+    path: Path = options.output or options.tape.with_suffix(".html")
+    if path == options.tape:
+        complain(f"the page would replace the tape; {path}; give another --output")
+        return 1
+    try:
+        path.write_text(page(state(board)), encoding="utf-8")
+    except OSError as error:
+        complain(f"cannot write the page: {error.strerror or error}; {path}; give a path that can be written")
+        return 1
+    print(path)
     return 0
 
 

@@ -64,8 +64,12 @@ class Summary:
     total_steps: int | None = None
     asked: int = 0
     merged: int = 0
+    late: int = 0
+    """Of the merged deltas those that had been carried over from an earlier round (D34)."""
     lost: int = 0
-    """Accepted answers that went with a discarded attempt or a dropped round."""
+    """Accepted answers that went with a discarded attempt or a dropped round, and carried ones given up."""
+    carried: int = 0
+    carries_dropped: int = 0
     retries: int = 0
     dropped: int = 0
     late_joins: int = 0
@@ -107,6 +111,11 @@ class Summary:
             case "learner_left":
                 self._learner(record).losses += 1
                 self.losses[record["reason"]] += 1
+            case "carried":
+                self.carried += 1
+            case "carry_dropped":
+                self.carries_dropped += 1
+                self.lost += 1
             case "late_join":
                 self.late_joins += 1
             case "rebound":
@@ -141,17 +150,20 @@ class Summary:
             self.round_ms.append(record["ms"])
         if record.get("grace_waited_ms") is not None:
             self.waited_ms.append(record["grace_waited_ms"])
-        answers = {answer["id"]: answer for answer in record["responders"]}
-        self.merged += len(answers)
+        deltas = record["responders"]
+        # A delta that was carried into this round is no answer to it.
+        answers = {answer["id"] for answer in deltas if not answer.get("lag")}
+        self.merged += len(deltas)
+        self.late += sum(bool(answer.get("lag")) for answer in deltas)
         for member in record["expected_members"]:
             part = self._learner(member)
             self.asked += 1
             part.asked += 1
             if member["id"] not in answers:
                 part.missed.append(step)
-        for answer in answers.values():
+        for answer in deltas:
             part = self._learner(answer)
-            part.answered += 1
+            part.answered += not answer.get("lag")
             part.steps += answer["c_steps"]
             part.tokens += answer["c_tokens"]
             part.share += answer["contribution"]
@@ -173,7 +185,7 @@ class Summary:
     @property
     def answered(self) -> float | None:
         """The share of the asked members that are in the merges."""
-        return self.merged / self.asked if self.asked else None
+        return (self.merged - self.late) / self.asked if self.asked else None
 
     @property
     def seconds(self) -> float | None:
@@ -220,6 +232,7 @@ class Summary:
             "losses": dict(sorted(self.losses.items())),
             "attempts_discarded": self.retries,
             "rounds_dropped": self.dropped,
+            "carried": {"late": self.carried, "merged": self.late, "dropped": self.carries_dropped},
             "late_joins": self.late_joins,
             "rebounds": self.rebounds,
             "learners": {str(learner): _part(part) for learner, part in sorted(self.learners.items())},
@@ -272,6 +285,9 @@ class Summary:
         for what, count in (
             ("attempts discarded", self.retries),
             ("rounds dropped", self.dropped),
+            ("carried, too late", self.carried),
+            ("carried, merged", self.late),
+            ("carried, dropped", self.carries_dropped),
             ("late joins", self.late_joins),
             ("slots rebound", self.rebounds),
         ):

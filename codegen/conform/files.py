@@ -1,8 +1,8 @@
 """Snapshot files as cases write them, to bytes and to the fields of an answer.
 
-Keys: `version` (v1, v2, v3), `iso_backend` (a number), `fingerprint`, `global_step`, `fragments` (version, params,
-momentum), `ledger` (id, merges, steps, tokens), `trailer` (its form), `contract`, `trailer_fingerprint`, `tag`. What
-is left out is plain; `cut` drops bytes at the end and `append` adds some.
+Keys: `version` (v1, v2, v3), `iso_backend` (a number), `fingerprint`, `global_step`, `fragments` (version,
+params, momentum), `ledger` (id, merges, steps, tokens), `trailer` (its form), `contract`,
+`trailer_fingerprint`, `tag`. What is left out is plain; `cut` drops bytes at the end and `append` adds some.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Cases at each limit of the specification, one byte below it and one above.
 
-They follow from the limit expressions of frames and of `limits.yaml`, so that a changed limit moves its cases.
+They follow from the limit expressions of frames and of `limits.yaml`, so that a changed limit moves its
+cases.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ def _hello_cases(spec: Spec) -> Iterator[Trace]:
 
 
 def _chunk_cases(spec: Spec, session: Session) -> Iterator[Trace]:
-    """A CHUNK of a whole slice of the tiny preset, of one byte more, and totals around the largest message."""
+    """A CHUNK of a whole slice of the tiny preset, one of one byte more, and totals around the largest."""
     (constant,) = (each for each in spec.limits.constants if each.name == "CHUNK_SLICE")
     piece = int(constant.tiny or 0)
     chunk_head = int(spec.constant("CHUNK_HEAD_BYTES"))

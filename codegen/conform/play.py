@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from codegen.conform import files, values, wire
@@ -71,7 +72,8 @@ class Play:
     def do_join(self, name: str, body: Mapping[str, Any]) -> None:
         """A whole group: HELLO, then a DATA_HELLO for each stream but those that are `attached`.
 
-        `hello` overrides fields, `like` names a group of the same learner, `mac` is the key of the HELLO MAC.
+        `hello` overrides fields (`fingerprint` as a value is that of the layout), `like` names a group of the
+        same learner, `mac` is the key of the HELLO MAC.
         """
         group = self._group(name, body)
         self.lines.append({"do": "open", "on": f"{name}.0"})
@@ -94,12 +96,16 @@ class Play:
         self._frame(on, self.played, "DATA_HELLO", {**fields, **overrides})
 
     def do_accept(self, name: str, body: Mapping[str, Any]) -> None:
-        """The learner under test connects: HELLO, and a DATA_HELLO for each stream."""
-        client = {**self.case.client, **body}
+        """The learner under test connects: HELLO, and a DATA_HELLO for each stream.
+
+        With `after` it has connected before, as that group, and must use another generation.
+        """
+        client = self.case.client
         group = Group(client.get("learner_id", 0), 0, client.get("num_streams", 0))
         self.groups[name] = group
         self.lines.append({"do": "open", "on": f"{name}.0"})
-        hello = {**self._hello(group, {}), "connection_generation": {"min": 1}}
+        fresh = {"other": f"{body['after']}.0"} if "after" in body else {"min": 1}
+        hello = {**self._hello(group, {}), "connection_generation": fresh}
         del hello["syncer_profile_hash"]
         self._expect(f"{name}.0", "HELLO", hello)
         for index in range(group.streams):
@@ -150,13 +156,15 @@ class Play:
         self.do_bytes(on, " ".join([*(each.hex() for each in head), body]).strip())
 
     def do_chunks(self, name: str, frame: str, body: Mapping[str, Any]) -> None:
-        """A message in CHUNKs. `cut`: offsets where it is cut; `order`: of the pieces; `sockets`: where they go."""
+        """A message in CHUNKs, cut at the offsets of `cut`; `order` is that of the pieces, `sockets` where they
+        go, by turns.
+        """
         group = self.groups[name]
         own = {key: body[key] for key in ("cut", "order", "sockets", "msg_id", "total") if key in body}
         fields = self._filled(name, frame, {key: body[key] for key in body if key not in own})
         inner = b"".join(part for _, part in self._parts(frame, fields))
         edges = [0, *own.get("cut", []), len(inner)]
-        pieces = [(start, inner[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
+        pieces = [(start, inner[start:end]) for start, end in pairwise(edges)]
         sockets = own.get("sockets", [0] * len(pieces))
         message = own.get("msg_id", group.messages)
         for turn, place in enumerate(own.get("order", range(len(pieces)))):
@@ -168,6 +176,7 @@ class Play:
                 "data": data,
             }
             self._frame(f"{name}.{sockets[turn % len(sockets)]}", self.played, "CHUNK", chunk)
+        self.lines[-1]["completes"] = {"frame": frame, "fields": self._complete(frame, fields)}
         group.messages += 1
 
     # -- ends
@@ -210,6 +219,15 @@ class Play:
     def do_launch(self, body: Any) -> None:
         """Start the syncer under test without waiting for it to be ready."""
         self.lines.append({"do": "launch"})
+
+    def do_none(self, name: str, frame: str, body: Mapping[str, Any]) -> None:
+        """No such frame came that no step has taken."""
+        self.lines.append({"do": "none", "on": name, "frame": frame, **body})
+
+    def do_first(self, name: str, body: Mapping[str, Any]) -> None:
+        """What a learner 0 under test sends first: INIT of every fragment."""
+        for fragment in range(len(self.session.fragments)):
+            self._expect(name, "INIT_PARAMS", {"fragment_id": fragment, "tensor": {"steps": True}})
 
     def do_alive(self, name: str, body: Any) -> None:
         """The group is served: it is refused for another learner's HEARTBEAT, which ends it."""
@@ -319,7 +337,8 @@ class Play:
         }
         for key, value in body.get("hello", {}).items():
             hexed = key in ("layout_fingerprint", "session_contract_hash", "syncer_profile_hash")
-            fields[key] = bytes.fromhex(value) if hexed else value
+            own = fields["layout_fingerprint"] if value == "fingerprint" else None
+            fields[key] = own or (bytes.fromhex(value) if hexed else value)
         if "layout" in body.get("hello", {}):
             fields["layout"] = [{**each, "merge_mode": each["merge-mode"]} for each in fields["layout"]]
             for each in fields["layout"]:
@@ -375,9 +394,8 @@ class Play:
             fields.setdefault("c_tokens", {"steps": True})
             fields.setdefault("delta", {"steps": True})
         bulk = _BULK.get(frame)
-        if bulk is not None and bulk in fields and not isinstance(fields[bulk], dict):
-            fields[bulk] = self._bulk(frame, fields)
-        elif bulk is not None and isinstance(fields.get(bulk), dict) and "seed" in fields[bulk]:
+        given = fields.get(bulk) if bulk is not None else None
+        if bulk is not None and given is not None and (not isinstance(given, dict) or "seed" in given):
             fields[bulk] = self._bulk(frame, fields)
         return fields
 

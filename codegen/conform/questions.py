@@ -1,8 +1,8 @@
 """Questions about chunks, values, fingerprints and files: `spec/cases/questions/*.yaml`.
 
-`request` and `answer` stand as an adapter reads and writes them; a case that is refused gives no answer, since it
-follows from the rule. Two short forms save bytes: `inner` with `pieces` cuts a frame into CHUNKs, and `session`
-names one of `sessions.yaml`.
+`request` and `answer` stand as an adapter reads and writes them; a case that is refused gives no answer,
+since it follows from the rule. Two short forms save bytes: `inner` with `pieces` cuts a frame into CHUNKs,
+and `session` names one of `sessions.yaml`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Scenarios: cases of a syncer or a learner under test, as steps.
 
 A step is a mapping with one key, a verb and what it is about: `send a PUSH_FRAGMENT: {delta: 0.5}`. Groups of
-sockets have names; `a` means its control stream, `a.1` its first data stream. `codegen.conform.play` has the verbs.
+sockets have names; `a` means its control stream, `a.1` its first data stream. `codegen.conform.play` has the
+verbs.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from codegen.render import Output
+
 FOLDER = "yeto_proto/conform/corpus"
 FORMAT = 1
 
@@ -42,6 +44,12 @@ class Trace:
             **self.more,
         }
         return "".join(json.dumps(each, ensure_ascii=True) + "\n" for each in (head, *self.steps))
+
+
+def stale(files: Sequence[Output], root: Path) -> list[Path]:
+    """Traces in the folder of the corpus that no case gives any more."""
+    wanted = {root / each.path for each in files}
+    return sorted(path for path in (root / FOLDER).rglob("*.jsonl") if path not in wanted)
 
 
 @functools.cache

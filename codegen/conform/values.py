@@ -1,7 +1,7 @@
 """Tensor values as cases write them, and their bytes.
 
-A number fills the fragment, a list gives each value, text is the bytes in hexadecimal, and a recipe is the ramp
-of the client case file.
+A number fills the fragment, a list gives each value, text is the bytes in hexadecimal, and a recipe is the
+ramp of the client case file.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ class View:
         return lambda name: name if name in size.args else self.bind(name)
 
     def encodings(self, bulk: BulkText) -> str:
-        """How the values of a bulk are encoded, by session dtype: equal numbers of bytes share an encoding."""
+        """How the values of a bulk are encoded, by session dtype: equal sizes share an encoding."""
         if bulk.length is None:
             return "nil"
         (name, _), *_ = bulk.length.functions()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.machines.walks import Walks, explore
 from tests.simulation.driver import CONTRACT, FINGERPRINT, LAYOUT, NUMEL, Driver
@@ -115,6 +115,20 @@ class Connections(RuleBasedStateMachine):
 
     # -- what happens ----------------------------------------------------------------------------------------
 
+    @initialize(learners=st.integers(0, LEARNERS), streams=st.integers(0, STREAMS), begun=st.booleans())
+    def some_are_there(self, learners: int, streams: int, begun: bool) -> None:
+        """An example need not begin from nothing."""
+        for learner in range(learners):
+            self.open()
+            self.generations += 1
+            link = Link(learner, self.generations)
+            self.greet(max(self.sockets), link)
+            for index in range(streams):
+                self.open()
+                self.greet_stream(max(self.sockets), link, index)
+        if learners and begun:
+            self.initialize()
+
     @rule()
     @precondition(
         lambda self: (
@@ -153,6 +167,19 @@ class Connections(RuleBasedStateMachine):
         self.greet_stream(
             max(self.sockets), list(self.current.values())[choice % len(self.current)], choice % STREAMS
         )
+
+    @rule(learner=st.integers(0, LEARNERS - 1))
+    def dial(self, learner: int) -> None:
+        """A new generation, perhaps while the one before is still there."""
+        self.open()
+        self.generations += 1
+        self.greet(max(self.sockets), Link(learner, self.generations))
+
+    @rule(learner=st.integers(0, LEARNERS - 1))
+    def stream_before_its_hello(self, learner: int) -> None:
+        self.open()
+        self.generations += 1
+        self.greet_stream(max(self.sockets), Link(learner, self.generations), 0)
 
     def greet(self, conn: int, link: Link) -> None:
         hello = Hello(*link, Dtype.F32, LAYOUT, FINGERPRINT, CONTRACT, None, STREAMS)
@@ -221,7 +248,7 @@ class Connections(RuleBasedStateMachine):
     @rule(choice=chosen)
     def send_nan(self, choice: int) -> None:
         """Values that no learner may send: they end the group, whichever socket brings them."""
-        conn = self.a_socket(choice, LinkState.CONTROL, LinkState.DATA)
+        conn = self.a_socket(choice, LinkState.DATA)
         if conn is not None:
             self.run.feed(Refused(conn, NonFinite()))
             self.leave(self.of[conn], conn, LinkInput.REFUSED)
@@ -307,6 +334,6 @@ class Connections(RuleBasedStateMachine):
 
 
 def test_sockets_and_generations_go_where_the_machines_lead() -> None:
-    explore(Connections, examples=120, steps=50)
+    explore(Connections, examples=250, steps=40)
     assert links.missing(NEVER_HEARD) == []
     assert groups.missing(WITHOUT_EFFECT) == []

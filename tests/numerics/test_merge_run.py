@@ -93,7 +93,8 @@ def test_neither_strips_nor_tasks_show_in_the_bits(mode: MergeMode, monkeypatch:
     for strip, task in ((1, 1), (1, 3), (3, 3), (2, 64)):
         monkeypatch.setattr(plan, "STRIP", strip * REDUCTION_BLOCK)
         monkeypatch.setattr(plan, "TASK", task * REDUCTION_BLOCK)
-        tasks = plan.Cut(job.tensors.numels).tasks
+        job = random_job(11, mode, SHAPES, Dtype.Q4, correction=True)  # the cut of the other one is kept
+        tasks = plan.cut(job.tensors).tasks
         assert [number for part in tasks for number in part] == list(range(tasks[-1].stop))
         assert (len(tasks) == 1) == (task == 64)
         assert same_bits(merge.run(job, backwards), usual)

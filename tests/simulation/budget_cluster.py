@@ -78,6 +78,7 @@ class BudgetCluster(Cluster):
             )
         self._trials = list(plan)
         self._trial: Fault | None = None
+        self._next_trial()
         self._cutoff: int | None = None
         super().__init__(seed, setup=draw_budget(seed), faults=plan, **rest)
         self._late.clear()  # they are trials, not faults of the terminal exchange
@@ -86,6 +87,10 @@ class BudgetCluster(Cluster):
     def _budget(self) -> int:
         assert self.setup.config.learner_budget_steps is not None
         return self.setup.config.learner_budget_steps
+
+    def _next_trial(self) -> None:
+        """What the processes that start from here on, syncer and learners, are a part of."""
+        self._trial = self._trials.pop(0) if self._trials else None
 
     def _config(self) -> Config:
         config = self.setup.config
@@ -99,13 +104,17 @@ class BudgetCluster(Cluster):
                 resume=True,
                 mark_final_checkpoint=True,
             )
-        self._trial = self._trials.pop(0) if self._trials else None
         if self._trial is not None:
             self.note(f"trial: {self._trial.kind}")
             self.tally[f"fault {self._trial.kind}"] += 1
             if self._trial.kind == "the steps are used up":
                 return replace(config, total_steps=1)
         return config
+
+    def _start_syncer(self) -> None:
+        super()._start_syncer()
+        if self.syncer is not None and self._trial is not None:
+            self.syncer.fail_cutoff = self._trial.kind == "the checkpoint fails"
 
     def _parts(self, context: Context) -> list[Part]:
         return [] if self._cutoff is not None else [Budget(context)]
@@ -128,18 +137,18 @@ class BudgetCluster(Cluster):
         )
         if silent and self.setup.config.learners > 1:
             process.hung_until = process.mute_until = self.clock.now + 10_000.0
-        if trial == "the checkpoint fails" and self.syncer is not None:
-            self.syncer.fail_cutoff = True
         return process
 
     def _syncer_ended(self, effect: Exit) -> None:
         if "cutoff complete" in effect.message:
             assert self.disk.snapshot is not None
             self._cutoff = self.disk.snapshot.global_step
+            self._trial = None
             require(self.disk.marker is None, "a cutoff left a marker")
         elif effect.code == 1 and self._cutoff is None:
             # The benchmark is void: everything begins anew, with learners that know nothing.
             self.disk.snapshot = None
+            self._next_trial()
             for process in self.learners:
                 if process is not None:
                     self.kill_learner(process.id, "begins anew", forget=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import Processes
+from tests.e2e.processes import Processes, wait_until
 from tests.torch.rig import EXAMPLES, SLOW, script, succeeded, torchrun
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
@@ -60,3 +61,43 @@ def test_the_trainer_example(processes: Processes, tmp_path_factory: pytest.Temp
     assert len(checksums) == 1, "every learner ends with the same parameters"
     saved = {(folder / "model.safetensors").read_bytes() for folder in folders}
     assert len(saved) == 1, "save_model() after train() writes the final parameters"
+
+
+ALONE = ("--learners", "1", "--total-steps", "10", "--sync-interval-steps", "10")
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "said"),
+    [
+        ("from_torchft", 1, r"^finished at outer step 10$"),
+        ("from_opendiloco", 1, r"^finished at outer step 10$"),
+        ("from_ddp", 2, r"^finished at outer step 10$"),
+        ("lora_learner", 1, r"^1024 of 29056 parameters took part$"),
+    ],
+)
+def test_the_small_examples(processes: Processes, name: str, ranks: int, said: str) -> None:
+    syncer = processes.syncer(*ALONE)
+    arguments = (str(EXAMPLES / f"{name}.py"), f"127.0.0.1:{syncer.port}", "0")
+    learner = script(processes, *arguments) if ranks == 1 else torchrun(processes, ranks, *arguments)
+    text = succeeded(learner)
+    syncer.finished(0, SLOW)
+    assert re.search(said, text, re.M), text
+
+
+def test_the_example_that_resumes(processes: Processes, tmp_path: Path) -> None:
+    # A round takes a second at least: the learner saves, is killed, and most rounds are still to come.
+    syncer = processes.syncer(*ALONE, "--min-round-interval-ms", "1000")
+    arguments = (str(EXAMPLES / "resume_learner.py"), f"127.0.0.1:{syncer.port}", "0", str(tmp_path / "kept"))
+    first = script(processes, *arguments)
+    wait_until(lambda: (tmp_path / "kept" / "state.pt").exists(), "the first state", SLOW)
+    first.kill()
+    second = script(processes, *arguments)
+    text = succeeded(second)
+    syncer.finished(0, SLOW)
+    resumed = re.search(r"resumed at local step (\d+)", second.stderr.text)
+    assert resumed, second.stderr.text
+    assert int(resumed.group(1)) % 20 == 0
+    assert f"rebuilt for local step {resumed.group(1)}" in second.stderr.text
+    found = re.search(r"^(\d+) local steps, rate", text, re.M)
+    assert found, text
+    assert int(found.group(1)) > int(resumed.group(1)) >= 20

@@ -53,7 +53,8 @@ CHUNK_SLICE: Final = 4_194_304
 #: Most messages of one connection group that may be incomplete at once. Unit: messages.
 MAX_PARTIAL_MESSAGES: Final = 64
 
-#: Most disjoint byte ranges that may be held of one incomplete message (D29). Unit: ranges.
+#: Most disjoint byte ranges that may be held of one incomplete message; ranges that touch are one (D29).
+#: Unit: ranges.
 MAX_RANGES: Final = 65_536
 
 #: Largest HELLO payload, with its optional parts (D27). Unit: bytes.
@@ -132,7 +133,7 @@ class Preset:
     chunk_slice: int
     #: Most messages of one connection group that may be incomplete at once.
     max_partial_messages: int
-    #: Most disjoint byte ranges that may be held of one incomplete message (D29).
+    #: Most disjoint byte ranges that may be held of one incomplete message; ranges that touch are one (D29).
     max_ranges: int
     #: Largest HELLO payload, with its optional parts (D27).
     hello_max: int

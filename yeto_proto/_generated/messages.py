@@ -95,7 +95,8 @@ class InitParams:
 class PullReq:
     """Asks a captured member for its delta of one fragment.
 
-    A learner that has no anchor for the fragment yet keeps the request and answers after the broadcast.
+    A learner that has no anchor for the fragment yet keeps the request and answers after the broadcast; one
+    that has made no local step since, after its next step.
 
     Direction: syncer to learner.
     """
@@ -161,7 +162,8 @@ class BcastFragment:
 class Heartbeat:
     """Shows that a learner lives.
 
-    One with an unchanged step renews the lease and feeds no estimate (D18).
+    One with an unchanged step renews the lease and feeds no estimate (D18). How often is up to the learner;
+    with --island-lease-s the syncer closes one that it has not heard for so long (D37).
 
     Direction: learner to syncer.
     """

@@ -1197,7 +1197,8 @@ _ALL: Final = (
         error=errors.BadInnerFrame,
         sentence=(
             "the complete message is a frame: its magic is right, its length is total_len minus the header,"
-            " and its type is one that this side takes out of chunks"
+            " and its type is one that this side takes out of chunks: any that it takes, but HELLO, "
+            "DATA_HELLO and CHUNK"
         ),
         offset=24,
         by="yeto_proto.chunks",

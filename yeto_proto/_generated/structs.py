@@ -12,8 +12,8 @@ from . import messages
 from .constants import HASH_BYTES
 from .types import Dtype, FrameType
 
-#: Thirteen bytes before every payload. A receiver judges them in this order, and allocates nothing for the
-#: payload before all rules but the last hold, which is judged when the stream ends.
+#: Thirteen bytes before every payload. When all of them are there a receiver judges them in this order, and
+#: allocates nothing for the payload before all rules but the last hold, which is judged when the stream ends.
 HEADER: Final = FixedRun("<IBQ", ("magic", "type", "len"))
 
 #: The fixed head of each repetition of `layout`: merge_mode and num_tensors.

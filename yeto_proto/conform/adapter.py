@@ -1,4 +1,4 @@
-"""Our own codec adapter: `python -m yeto_proto.conform.adapter` answers one line of JSON per line of stdin."""
+"""Our own codec adapter: `python -m yeto_proto.conform.adapter` answers JSON lines with JSON lines."""
 
 from __future__ import annotations
 

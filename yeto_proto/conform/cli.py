@@ -9,10 +9,11 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from . import matrix, pages, report, runner, show, sut, trace
+from . import matrix, mutants, pages, report, runner, show, sut, trace
 from .groups import CUTS
 from .processes import NotStartedError
 from .verdict import Result
@@ -37,8 +38,8 @@ examples:
   record what a learner and a syncer say to each other:
     yeto-conform record --listen 127.0.0.1:29401 --connect 127.0.0.1:29400 --out run.jsonl
 
-exit codes: 0 all as it should be; 1 failures; 2 bad arguments or sut file; 3 the implementation would not start;
-5 nothing was selected
+exit codes: 0 all as it should be; 1 failures; 2 bad arguments or sut file; 3 the implementation would not
+start; 5 nothing was selected
 """
 
 
@@ -90,6 +91,18 @@ def _parser() -> argparse.ArgumentParser:
     showing = commands.add_parser("show", help="print a case or a recorded trace for people")
     showing.add_argument("trace", help="the id of a case, or a file")
     showing.set_defaults(run=_show)
+    judging = commands.add_parser(
+        "mutants", help="check that every mutant is found at the rule that it breaks"
+    )
+    judging.add_argument("select", nargs="*", metavar="NAME", help="mutants, with * and ?")
+    judging.add_argument("--mutants", type=Path, default=Path("tests/conform/mutants/mutants.yaml"))
+    judging.add_argument("--sut", type=Path, default=sut.OURS, help="the clean implementation")
+    judging.add_argument("--corpus", type=Path, default=trace.CORPUS, help="a folder of traces")
+    judging.add_argument("--jobs", type=int, default=2, help="cases at a time (default: 2)")
+    judging.add_argument(
+        "--timeout", type=float, default=8.0, help="seconds that a step may take (default: 8)"
+    )
+    judging.set_defaults(run=_mutants)
     return parser
 
 
@@ -225,6 +238,37 @@ def _show(options: argparse.Namespace) -> int:
         found = matching[0]
     print(show.show(found, pages.rule_texts()))
     return 0
+
+
+def _mutants(options: argparse.Namespace) -> int:
+    traces = trace.load_corpus(options.corpus)
+    data, found = mutants.read(options.mutants, traces)
+    chosen = [
+        each
+        for each in found
+        if not options.select or any(fnmatchcase(each.name, pattern) for pattern in options.select)
+    ]
+    if not chosen:
+        raise UsageError("no mutant has such a name", NOTHING_SELECTED)
+    how = runner.Options(jobs=options.jobs, timeout=options.timeout)
+    outcomes = mutants.hunt(chosen, data, options.mutants, traces, sut.read(options.sut), how, _tell_mutant)
+    escaped = [each for each in outcomes if each.caught is None]
+    well_formed = sum(each.mutant.well_formed for each in outcomes)
+    print(f"{len(outcomes)} mutants, {well_formed} of them with well-formed bytes only")
+    print(f"{len(outcomes) - len(escaped)} passed, {len(escaped)} failed, 0 skipped")
+    return FAILED if escaped else 0
+
+
+def _tell_mutant(found: mutants.Found) -> None:
+    caught = found.caught
+    if caught is None:
+        verdicts = ", ".join(f"{each.trace.id} {each.worst.value}" for each in found.results)
+        print(
+            f"ESCAPED {found.mutant.name} ({found.mutant.says}) at {found.mutant.rule}: {verdicts}",
+            flush=True,
+        )
+    else:
+        print(f"found   {found.mutant.name:24} at {found.mutant.rule:42} by {caught.trace.id}", flush=True)
 
 
 if __name__ == "__main__":

@@ -71,9 +71,13 @@ class Model:
         )
 
     def broadcast(self, fragment: int, version: int, tensor: bytes) -> None:
-        """The runner has sent this."""
+        """The runner has sent this; what a learner must refuse changes nothing."""
+        if fragment >= len(self._fragments):
+            return
         each = self._fragments[fragment]
         numel = sum(int(np.prod(tensor["shape"], dtype=np.int64)) for _, tensor in self._tensors[fragment])
+        if len(tensor) != dtypes.encoded_bytes(self.bulk_dtype, numel):
+            return
         raw = np.array(dtypes.decode(self.bulk_dtype, tensor, numel))
         each.raw.setdefault(version, raw)
         if each.base is None:

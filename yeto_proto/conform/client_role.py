@@ -73,8 +73,9 @@ class ClientPlayer(Player):
             self.steps_seen = max(self.steps_seen, message.local_step)
 
     def sent(self, step: Step) -> None:
-        if step["frame"] == "BCAST_FRAGMENT":
-            given = step["fields"]
+        whole = step.get("completes", step)
+        if whole["frame"] == "BCAST_FRAGMENT":
+            given = whole["fields"]
             tensor = self.trace.wire(given["tensor"])
             self.model.broadcast(int(given["fragment_id"]), int(given["version"]), tensor)
 
@@ -82,6 +83,10 @@ class ClientPlayer(Player):
         if isinstance(value, dict) and "same" in value:
             hello = self.wire.group(value["same"].partition(".")[0]).hello
             return str(hello.connection_generation) if hello is not None else value
+        if isinstance(value, dict) and "other" in value:
+            hello = self.wire.group(value["other"].partition(".")[0]).hello
+            used = hello is not None and getattr(message, name) == hello.connection_generation
+            return "another generation" if used else {"min": 1}
         if isinstance(value, dict) and value.get("steps"):
             if isinstance(message, PushFragment):
                 if name == "c_tokens":

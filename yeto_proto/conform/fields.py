@@ -18,10 +18,10 @@ _WIDE: Final = frozenset(
         "total_len", "offset", "final_global_step", "expected_versions", "exact_local_steps",
     }
 )  # fmt: skip
-_CLASSES: Final[Mapping[FrameType, type]] = {
-    kind.frame_type: kind
+_CLASSES: Final[Mapping[FrameType, Any]] = {
+    frame_type: kind
     for kind in vars(messages).values()
-    if isinstance(kind, type) and isinstance(getattr(kind, "frame_type", None), FrameType)
+    if isinstance(frame_type := getattr(kind, "frame_type", None), FrameType)
 }
 
 
@@ -105,7 +105,7 @@ def session(given: Mapping[str, Any]) -> Session:
 
 
 def message(frame: str, given: Mapping[str, Any], bulk: Callable[[Any], bytes] = bytes.fromhex) -> Message:
-    """The message of these fields; `bulk` reads bulk. Raises KeyError, ValueError for fields that do not fit."""
+    """The message of these fields; `bulk` reads bulk. Raises KeyError, ValueError for others."""
     kind = _CLASSES[FrameType[frame]]
     values: dict[str, Any] = {}
     for name in kind.__slots__:

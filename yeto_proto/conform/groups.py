@@ -1,4 +1,4 @@
-"""The runner's end of connection groups: sockets, what was read from them, and what was sent in which pieces."""
+"""The runner's end of connection groups: their sockets, what came from them, and how bytes are cut."""
 
 from __future__ import annotations
 

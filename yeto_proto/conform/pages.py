@@ -25,7 +25,9 @@ td.n { text-align: right; font-variant-numeric: tabular-nums }
 tr { border-bottom: 1px solid var(--line) } pre { background: var(--soft); padding: .7rem; overflow-x: auto }
 .pass { color: #18794e } .fail, .broken { color: #c62828; font-weight: 600 } .loose { color: #a15c00 }
 .skip, .info { color: #777 } a { color: inherit } code { font-size: .92em } .differs { background: #c6282833 }
-@media (prefers-color-scheme: dark) { .pass { color: #4cc38a } .fail, .broken { color: #ff8a80 } .loose { color: #ffb84d } }
+@media (prefers-color-scheme: dark) {
+  .pass { color: #4cc38a } .fail, .broken { color: #ff8a80 } .loose { color: #ffb84d }
+}
 """
 _COLUMNS: Final = (Verdict.PASS, Verdict.LOOSE, Verdict.FAIL, Verdict.INFO, Verdict.SKIP, Verdict.BROKEN)
 

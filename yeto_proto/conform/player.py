@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from yeto_proto._generated.messages import Heartbeat, Message
 from yeto_proto._generated.types import Role
-from yeto_proto.errors_base import YetoError
 
 from . import fields
 from .groups import Group, Wire
@@ -43,6 +42,7 @@ class Player:
             "exit": self.exit,
             "file": self.file,
             "running": self.running,
+            "none": self.none,
             "signal": self.signal,
         }
 
@@ -88,10 +88,7 @@ class Player:
         kind, wanted = step["frame"], step["fields"]
         what = f"{kind} from {group.name}"
         self.result.expected, self.result.actual = {"frame": kind, **plain(wanted)}, None
-        if kind in _BULK:
-            queue = group.bulk[kind, int(wanted["fragment_id"])]
-        else:
-            queue = group.control
+        queue = group.bulk[kind, int(wanted["fragment_id"])] if kind in _BULK else group.control
         while True:
             self.wait(group, lambda: bool(queue), what)
             message = queue.popleft()
@@ -103,7 +100,9 @@ class Player:
         return message
 
     def wait(self, group: Group, condition: Callable[[], bool], what: str) -> None:
-        """Read until the condition holds; an ERROR, the end of the connection or of the process ends the wait."""
+        """Read until the condition holds; an ERROR, the end of the connection or of the process ends the
+        wait.
+        """
 
         def over() -> bool:
             return condition() or group.error is not None or group.ended or self.gone()
@@ -156,7 +155,7 @@ class Player:
             raise FailError(f"expected an end without a word, got an ERROR: {error.text}")
 
     def refused(self, step: Step) -> None:
-        name, _, number = step["on"].partition(".")
+        name = step["on"].partition(".")[0]
         group, link = self.wire.group(name), self.wire.link(step["on"])
         says = self.role is Role.LEARNER  # only a syncer sends ERROR
         self.result.expected, self.result.actual = {"refused as": step["error"]}, None
@@ -194,6 +193,16 @@ class Player:
             assert self.process is not None
             raise FailError(f"the process ended with {self.process.code}:\n{self.process.output}")
 
+    def none(self, step: Step) -> None:
+        """No such frame has come, as far as it was read."""
+        group = self.wire.group(step["on"])
+        self.wire.holds(lambda: False, 0.1)
+        waiting = [*group.control, *(each for queue in group.bulk.values() for each in queue)]
+        for each in waiting:
+            if each.frame_type.name == step["frame"] and step.get("fragment_id") in (None, _fragment(each)):
+                self.result.expected, self.result.actual = {"no": step["frame"]}, plain(fields.shown(each))
+                raise FailError(f"{step['frame']} came, which must not come here")
+
     def signal(self, step: Step) -> None:
         assert self.process is not None
         self.wire.flush()
@@ -211,14 +220,13 @@ class Player:
         self.wire.close_all()
 
 
+def _fragment(message: Message) -> Any:
+    return getattr(message, "fragment_id", None)
+
+
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields for a log, with long ones cut."""
     return {
         key: value if len(str(value)) <= 160 else f"{str(value)[:150]}... ({len(str(value))} characters)"
         for key, value in values.items()
     }
-
-
-def refusal(error: YetoError) -> str:
-    """A rule that the peer broke, for people."""
-    return f"it sent bytes that break a rule: {error}"

@@ -90,7 +90,7 @@ class Process:
                 return line
 
     def ask(self, line: str, timeout: float) -> str | None:
-        """Write a line and read one; None when the process ended instead. Raises BrokenError after the wait."""
+        """Write a line, read one; None when the process ended instead. Raises BrokenError after the wait."""
         stdin = self._process.stdin
         assert stdin is not None
         try:

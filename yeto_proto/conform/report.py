@@ -67,7 +67,8 @@ def junit(results: Sequence[Result], name: str) -> bytes:
         )
         for each in own:
             _case(suite, each)
-    return ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)
+    text: bytes = ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)
+    return text
 
 
 def _case(suite: ElementTree.Element, result: Result) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -85,7 +86,9 @@ def run(traces: Iterable[Trace], sut: Sut, options: Options) -> list[Result]:
         if each.trace.role == "codec":
             shared.setdefault("codec", []).append(each)
         elif each.trace.head.get("share"):
-            key = json.dumps([each.trace.area, each.trace.head["settings"], each.trace.head["session"], each.cut])
+            key = json.dumps(
+                [each.trace.area, each.trace.head["settings"], each.trace.head["session"], each.cut]
+            )
             shared.setdefault(key, []).append(each)
         else:
             units.append([each])
@@ -114,7 +117,7 @@ def _unit(results: Sequence[Result], sut: Sut, options: Options) -> None:
         asker: codec_role.Asker = codec_role.InProcess() if options.in_process else _asker(sut, options)
         try:
             for result in results:
-                _timed(result, lambda each=result: codec_role.run(each.trace, asker, each))  # type: ignore[misc]  # bound at once
+                _timed(result, partial(codec_role.run, result.trace, asker, result))
                 options.tell(result)
         finally:
             asker.close()
@@ -134,9 +137,7 @@ def _unit(results: Sequence[Result], sut: Sut, options: Options) -> None:
                     result.reason = str(error)
                     options.tell(result)
                     continue
-            _timed(
-                result, lambda each=result, place=work, own=server: _network(each, sut, options, place, own)
-            )  # type: ignore[misc]  # bound at once
+            _timed(result, partial(_network, result, sut, options, work, server))
             options.tell(result)
     if server is not None:
         server.process.stop()
@@ -169,7 +170,16 @@ def _timed(result: Result, play: Callable[[], None]) -> None:
         result.verdict, result.reason = Verdict.FAIL, f"it does not start: {error}"
     except SkipError as error:
         result.verdict, result.reason = Verdict.SKIP, str(error)
-    except (BrokenError, BadTraceError, YetoError, OSError, KeyError, ValueError, AssertionError) as error:
+    except (
+        BrokenError,
+        BadTraceError,
+        YetoError,
+        OSError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AssertionError,
+    ) as error:
         result.verdict, result.reason = Verdict.BROKEN, f"{type(error).__name__}: {error}"
     result.seconds = time.monotonic() - started
 

@@ -54,8 +54,9 @@ class Sut:
         return [_filled(str(each), values) for each in self.roles[role]["command"]]
 
     def server(self, settings: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-        """The command line of the server with the settings of a case. Raises SkipError for one that it does not
-        know.
+        """The command line of the server with the settings of a case.
+
+        Raises SkipError for one that it does not know.
         """
         forms = self.roles["server"].get("settings", {})
         base = [str(each) for each in self.roles["server"]["command"]]

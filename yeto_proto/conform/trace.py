@@ -1,7 +1,7 @@
 """Traces: one case, or one recorded run, as a file of JSON lines.
 
-The first line is the head, every other line a step. Long bytes stand as references: a repeated pattern, a ramp of
-values, a file beside the trace, or a hash in place of bytes that were left out.
+The first line is the head, every other line a step. Long bytes stand as references: a repeated pattern, a
+ramp of values, a file beside the trace, or a hash in place of bytes that were left out.
 """
 
 from __future__ import annotations
@@ -168,6 +168,11 @@ def refer(data: bytes, folder: Path | None) -> Any:
     if not path.exists():
         path.write_bytes(data)
     return {"blob": digest, "len": len(data)}
+
+
+def refer_inline(data: bytes) -> Any:
+    """Bytes as a line holds them, without a folder for blobs."""
+    return refer(data, None)
 
 
 def select(traces: Iterable[Trace], patterns: Iterable[str]) -> Iterator[Trace]:

@@ -35,19 +35,28 @@ def read_snapshot(path: FilePath, *, progress: Progress | None = None) -> Snapsh
 
 
 def write_snapshot(
-    path: FilePath, snapshot: Snapshot, *, progress: Progress | None = None, passed: Passed | None = None
+    path: FilePath,
+    snapshot: Snapshot,
+    *,
+    progress: Progress | None = None,
+    passed: Passed | None = None,
+    consume: bool = False,
 ) -> None:
     """Replace the checkpoint at `path`: when this returns, the new one is on disk, whatever happens next.
 
     It is written to `<path>.tmp`, flushed to disk and renamed; then the directory is flushed.  A failure is
     raised and leaves the old file as it was.  Never two writers at once on one path.
 
+    consume: as for `write_to`.
+
     Raises OSError, and BadArgument for V1 and V2, which are only read.
     """
     if snapshot.version_tag is not SnapshotVersion.V3:
         name = snapshot.version_tag.name
         raise BadArgument(field="version_tag", seen=name, detail="only V3 snapshots are written; migrate it")
-    replace_file(path, lambda stream: write_to(stream, snapshot, progress=progress), passed=passed)
+    replace_file(
+        path, lambda stream: write_to(stream, snapshot, progress=progress, consume=consume), passed=passed
+    )
 
 
 def read_checkpoint_step(path: FilePath) -> int:

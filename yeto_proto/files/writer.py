@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import BinaryIO, Final
 
 import numpy as np
@@ -26,7 +26,7 @@ from yeto_proto._generated.files import (
 )
 
 from ._stream import Progress, Sink
-from .model import F32Array, LedgerEntry, Snapshot, SnapshotHead, Trailer
+from .model import F32Array, FragmentState, LedgerEntry, Snapshot, SnapshotHead, Trailer
 
 _KIND: Final = "snapshot"
 
@@ -122,15 +122,31 @@ class SnapshotWriter:
         self._left[array] -= piece.size
 
 
-def write_to(stream: BinaryIO, snapshot: Snapshot, *, progress: Progress | None = None) -> int:
-    """Write a whole snapshot in its own version and with its own trailer; return the number of bytes."""
+def write_to(
+    stream: BinaryIO, snapshot: Snapshot, *, progress: Progress | None = None, consume: bool = False
+) -> int:
+    """Write a whole snapshot in its own version and with its own trailer; return the number of bytes.
+
+    consume: empty the list `snapshot.fragments`, each fragment as soon as it is written, so that the memory
+    of what somebody has replaced meanwhile is free at once.
+    """
     trailer = snapshot.actual_trailer()
     size = snapshot_bytes(snapshot.version_tag, snapshot.numels, len(snapshot.ledger), trailer)
     writer = SnapshotWriter(stream, snapshot.head, size=size, progress=progress)
-    for fragment in snapshot.fragments:
+    for fragment in _drained(snapshot) if consume else snapshot.fragments:
         writer.fragment(fragment.version, fragment.params, fragment.momentum)
+        del fragment
     writer.finish(snapshot.ledger, trailer)
     return writer.offset
+
+
+def _drained(snapshot: Snapshot) -> Iterator[FragmentState]:
+    fragments = snapshot.fragments
+    if not isinstance(fragments, list):
+        raise BadArgument(frame=_KIND, field="fragments", limit="a list", seen=type(fragments).__name__)
+    fragments.reverse()
+    while fragments:
+        yield fragments.pop()
 
 
 def _prefix_fields(head: SnapshotHead) -> dict[str, object]:

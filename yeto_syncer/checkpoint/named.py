@@ -73,7 +73,7 @@ class Npz:
             if "\0" in tensor.name:
                 raise CannotNameError(f"npz cannot hold the name {tensor.name!r}; use .safetensors")
         # A raw stream may take less than it is given, and zipfile does not look.
-        self._stream = io.BufferedWriter(stream, _BUFFER)  # type: ignore[arg-type]  # any writable stream
+        self._stream = io.BufferedWriter(stream, _BUFFER)
         self._zip = zipfile.ZipFile(self._stream, "w", zipfile.ZIP_STORED)
         self._zip.comment = json.dumps(dict(about)).encode()
         self._tensors = iter(tensors)

@@ -201,10 +201,10 @@ class _Values:
         done = count = first = 0
         seen = ""
         for piece in pieces:
-            bad = ~np.isfinite(piece)
-            found = int(np.count_nonzero(bad))
+            finite = np.isfinite(piece)
+            found = finite.size - int(np.count_nonzero(finite))
             if found and not count:
-                place = int(bad.argmax())
+                place = int(finite.argmin())
                 first, seen = done + place, str(piece[place])
             count += found
             done += piece.size

@@ -25,9 +25,10 @@ class Link(NamedTuple):
         return f"learner {self.learner_id} generation {self.generation}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class MergeTensors:
     """How one fragment splits into tensors, in HELLO layout order (one per fragment, shared by its jobs).
+    Known by identity, so that what follows from it need be computed only once.
 
     `numels` counts the values of each tensor; their sum is the fragment's length. `shapes` is an (n, 2) array
     of (rows, cols) for an iso fragment and None for avg and RDA.
@@ -59,10 +60,10 @@ class Accumulator:
     The one value here that is written to: the attempt owns it, its folds change it one after the other, and
     the merge that closes the round uses it up. Memory: 4 bytes a value, committed by the first fold.
 
-    `values` is the f32 sum of the whole fragment. Of the answers that weigh something, `first_weight` is w1
-    of the first, and `total` is W, the sum of w / w1. `first_norms` and `radii` hold n1 and R of each tensor;
-    RDA alone uses them. n1 is the first length that is not 0, so that a tensor that stood still in the first
-    answer does not silence the later ones.
+    `values` is the f32 sum of the whole fragment; the first fold puts an array of its own there. Of the
+    answers that weigh something, `first_weight` is w1 of the first, and `total` is W, the sum of w / w1.
+    `first_norms` and `radii` hold n1 and R of each tensor; RDA alone uses them. n1 is the first length that
+    is not 0, so that a tensor that stood still in the first answer does not silence the later ones.
     """
 
     __slots__ = ("first_norms", "first_weight", "radii", "total", "values")

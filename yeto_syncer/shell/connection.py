@@ -136,6 +136,13 @@ class Connection:
         self._feed(lambda: self.reader.open(session, reassembler))
         self.release("admission")
 
+    def proceed(self) -> None:
+        """There is memory for the first frame now."""
+        if self.is_over:
+            return
+        self._feed(self.reader.proceed)
+        self.release("greeting")
+
     def _feed(self, read: Callable[[], list[Message]]) -> int:
         # Pass on what `read` returns or raises; the number of messages.
         try:
@@ -143,6 +150,8 @@ class Connection:
         except YetoError as error:
             self._break(error)
             return 0
+        if self.reader.waiting:
+            self.hold("greeting")
         if self.reader.paused:
             self.hold("admission")
             if self.reader.hello_payload is not None:

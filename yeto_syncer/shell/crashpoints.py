@@ -1,8 +1,9 @@
 """Places where a test lets the process be killed, to see what a crash just there leaves behind.
 
-The environment variable YETO_CRASH_AT names one: `NAME` or `NAME:N`. The process then sends itself SIGKILL
-when it gets there for the N-th time (the first time without N). Without the variable nothing is watched: no
-wrapper stands around an effect or event, and the functions here answer None.
+The environment variable YETO_CRASH_AT names one: `NAME`, `NAME:N` or `NAME:N:SIGNALS`. The process then
+sends itself SIGKILL, or these signals (`SIGTERM+SIGINT`), when it gets there for the N-th time (the first
+without N). Without the variable nothing is watched: no wrapper stands around an effect or event, and the
+functions here answer None.
 
 Names: `checkpoint.STAGE`, `marker.STAGE` and `final-state.STAGE` inside the writing of a file, with the
 stages of `yeto_proto.files` and `begun` and `half` for bytes of a checkpoint or final state;
@@ -29,8 +30,11 @@ class CrashPoint:
     """The one place of this process, and how often it may still be passed."""
 
     def __init__(self, text: str) -> None:
-        self.name, _, count = text.partition(":")
-        self._left = int(count or "1")
+        parts = text.split(":")
+        self.name = parts[0]
+        self._left = int(parts[1]) if len(parts) > 1 else 1
+        names = parts[2] if len(parts) > 2 else "SIGKILL"
+        self._signals = [signal.Signals[name] for name in names.split("+")]
 
     def __call__(self, name: str) -> None:
         """The process has come to a place."""
@@ -38,7 +42,8 @@ class CrashPoint:
             return
         self._left -= 1
         if self._left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            for number in self._signals:
+                os.kill(os.getpid(), number)
 
 
 def _armed() -> CrashPoint | None:

@@ -108,7 +108,7 @@ class Group:
             return
         left = WRITE_TURN
         moved = True
-        while moved and left > 0:
+        while moved and left > 0 and not self._outbound.idle:
             moved = False
             for stream, conn in list(self.sockets.items()):
                 if conn.blocked or conn.is_closed or self._closed:

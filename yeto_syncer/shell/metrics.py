@@ -1,7 +1,7 @@
 """What the server tells Prometheus. Names follow its conventions: base units, `_total` for sums.
 
-Counters come from `Counters`, gauges from a look at the run when somebody asks, histograms from the records of
-the event tape. The page of the documentation is checked against `COUNTERS`, `GAUGES` and `HISTOGRAMS`.
+Counters come from `Counters`, gauges from a look at the run when somebody asks, histograms from the records
+of the event tape. The documentation is checked against `COUNTERS`, `GAUGES` and `HISTOGRAMS`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,19 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from yeto_proto._generated.constants import PROTOCOL_VERSION
+from yeto_proto._generated.machines import RoundState
 from yeto_syncer.tape_file import Record, kind_of
 
 if TYPE_CHECKING:
@@ -23,6 +30,11 @@ if TYPE_CHECKING:
     from yeto_syncer.shell.watch import Watch
 
 PREFIX: Final = "yeto_syncer_"
+
+ROUND_ENDS: Final = (RoundState.COMMITTED, RoundState.DROPPED)
+
+# A gauge beside each histogram would tell when this process has started, which one gauge tells already.
+disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types here
 
 COUNTERS: Final[Mapping[str, tuple[str, str, tuple[str, ...]]]] = {
     "rounds_committed": ("rounds_committed", "Outer steps that were committed.", ()),
@@ -58,7 +70,7 @@ GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "learners_ready": ("Learners that a round would capture now.", ()),
     "quorum": ("Answers that let a round close.", ()),
     "learner_connected": ("1 while the learner is connected.", ("learner",)),
-    "learner_generation": ("Number of the learner's current connection.", ("learner",)),
+    "learner_connections": ("Connections of the learner that this process admitted.", ("learner",)),
     "learner_step_seconds": ("Estimated time of one inner step.", ("learner",)),
     "learner_quiet_seconds": ("Time since something came from the learner.", ("learner",)),
     "learner_staleness_versions": ("Staleness of the learner's last answer.", ("learner",)),
@@ -100,6 +112,8 @@ HISTOGRAMS: Final[Mapping[str, tuple[str, tuple[str, ...], tuple[float, ...]]]] 
     ),
 }
 """Histograms without their prefix: help, labels, buckets."""
+
+IN_FLIGHT: Final = tuple(state.value for state in RoundState if state not in ROUND_ENDS)
 
 _SPANS: Final = {
     "ms": "round_duration_seconds",
@@ -196,16 +210,16 @@ class Metrics(Collector):
         for learner in sorted(connected | board.learners.keys()):
             put("learner_connected", float(learner in connected), learner)
         for each in run.connections:
-            put("learner_generation", each.generation, each.learner_id)
             put("learner_quiet_seconds", each.quiet_s, each.learner_id)
             if each.step_s is not None:
                 put("learner_step_seconds", each.step_s, each.learner_id)
         for learner, row in sorted(board.learners.items()):
+            put("learner_connections", row.joins, learner)
             put("learner_missed_rounds", row.missed_in_a_row, learner)
             if row.staleness is not None:
                 put("learner_staleness_versions", row.staleness, learner)
         states = [each.state for each in run.rounds]
-        for state in sorted(set(states)):
+        for state in IN_FLIGHT:
             put("rounds_in_flight", states.count(state), state)
         put("oldest_round_age_seconds", max((each.age_s for each in run.rounds), default=0.0))
         put("final_acks_missing", len(run.acks_missing))

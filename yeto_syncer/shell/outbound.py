@@ -146,8 +146,8 @@ class Outbound:
     """The outbound side of one connection group.
 
     `wake` is called (on the event loop) when a payload that the group waited for has been encoded.
-    `control_limit` bounds the bytes of small frames that may wait. `tell` hears of each frame that is queued for
-    a stream: the type of its message, and its bytes.
+    `control_limit` bounds the bytes of small frames that may wait. `tell` hears of each frame that is queued
+    for a stream: the type of its message, and its bytes.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """A small HTTP server for pages that are only read: metrics, status. It runs on the event loop of the syncer.
 
-One request a connection, GET and HEAD only, bounded in every direction: connections, bytes of a request, time.
+One request a connection, GET and HEAD only, bounded in every direction: connections, bytes, time.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Page:
 
 
 class Pages:
-    """Serves `paths`, the first of which is told to people, on a bound socket. On a loopback address a request
-    must name this machine as its host: no page of somebody else can have a browser read this one under a name
-    of its own."""
+    """Serves `paths`, the first of which is told to people, on a bound socket. On a loopback address a
+    request must name this machine as its host: no page of somebody else can have a browser read this one
+    under a name of its own."""
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class Pages:
         paths: Mapping[str, Callable[[], Page]],
     ) -> None:
         sock.setblocking(False)
+        sock.listen(MAX_CONNECTIONS)  # from here on nobody is refused; the answer comes once the loop turns
         self._loop = loop
         self._sock = sock
         self._paths = paths

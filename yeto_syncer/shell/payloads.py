@@ -65,6 +65,7 @@ class SharedPayload:
         self._encoding = False
         if self.users:
             self._body = future.result()
+            self._params = None  # the next commit may use its memory again while this version is being sent
         waiters, self._waiters = self._waiters, set()
         for wake in waiters:
             wake()

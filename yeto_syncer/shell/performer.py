@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Protocol
 
 from yeto_proto._generated.types import MergeMode
@@ -198,27 +199,29 @@ class Performer:
         return True
 
     def _save(self, effect: Save) -> bool:
-        step = effect.snapshot.global_step
+        kind, step, background = effect.kind, effect.snapshot.global_step, effect.background
         begun = self._loop.time()
 
         def saved(future: Future[None]) -> None:
             error = future.exception()
             if error is None:
-                event: Event = Saved(effect.kind, step)
+                event: Event = Saved(kind, step)
                 if self._watch is not None:
-                    self._watch.saved(effect.kind, step, self._loop.time() - begun)
+                    self._watch.saved(kind, step, self._loop.time() - begun)
             elif isinstance(error, OSError | MemoryError):
-                event = SaveFailed(effect.kind, step, reason(error))
+                event = SaveFailed(kind, step, reason(error))
             else:
                 raise error
-            if effect.background:
+            if background:
                 self._post(event)
             else:
                 self._resume(event, failed=error is not None)
 
-        snapshot = effect.snapshot
-        self._writing.submit(lambda: self._storage.save(snapshot), saved)
-        return not effect.background
+        # The state never changes an array but replaces it, so this list is a copy-on-write cut. The writer
+        # empties it, and nothing else here keeps what a commit has replaced.
+        cut = replace(effect.snapshot, fragments=list(effect.snapshot.fragments))
+        self._writing.submit(lambda: self._storage.save(cut, consume=True), saved)
+        return not background
 
     def _write(self, what: str, work: Callable[[], None]) -> bool:
         def written(future: Future[None]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Protocol
 
 from yeto_proto._generated.errors import AuthenticationFailed, YetoError
@@ -35,6 +36,7 @@ from yeto_syncer.shell.checks import INLINE_BYTES, bulk_dtype, bulk_size, examin
 from yeto_syncer.shell.connection import Connection
 from yeto_syncer.shell.counters import Counters
 from yeto_syncer.shell.doorman import Doorman
+from yeto_syncer.shell.greetings import Greetings
 from yeto_syncer.shell.group import Group
 from yeto_syncer.shell.listener import Listener
 from yeto_syncer.shell.outbound import CONTROL, Stream
@@ -95,6 +97,7 @@ class Server:
         self._groups: dict[Link, Group] = {}
         self._member_of: dict[int, Group] = {}
         self._pending: set[int] = set()
+        self._greetings = Greetings()
         self._congested: set[Connection] = set()
         self._dirty: dict[Group, None] = {}
         self._numbers = 0
@@ -112,7 +115,8 @@ class Server:
     def accepted(self, wire: Wire, peer: str) -> int:
         """A new socket; returns how many are still in handshake."""
         self._numbers += 1
-        reader = FrameReader(Role.SYNCER, defer_hello=True, allocate=self._pool.take)
+        grant = partial(self._greetings.ask, self._numbers)
+        reader = FrameReader(Role.SYNCER, defer_hello=True, allocate=self._pool.take, grant=grant)
         conn = Connection(self._numbers, wire, peer, reader, self)
         self._connections[conn.number] = conn
         self._pending.add(conn.number)
@@ -132,8 +136,15 @@ class Server:
 
     def _settled(self, conn: Connection) -> None:
         self._pending.discard(conn.number)
+        for number in self._greetings.leave(conn.number):
+            self.loop.call_soon(self._proceed, number)
         if self._listener is not None:
             self._listener.pending(len(self._pending))
+
+    def _proceed(self, number: int) -> None:
+        conn = self._connections.get(number)
+        if conn is not None:
+            conn.proceed()
 
     # -- what connections tell
 

@@ -29,6 +29,8 @@ from yeto_syncer.shell.tls import TlsFilesError, server_context
 
 KEY_VARIABLE = "YETO_ISLAND_HMAC_KEY"
 
+Socket = socket.socket
+
 PORT_TROUBLE = frozenset({errno.EADDRINUSE, errno.EACCES})
 """What a bind says when the address is fine and the port is not."""
 
@@ -51,8 +53,8 @@ class Prepared:
     resumed: Snapshot | None
     svd: SvdPool | None
     tls: ssl.SSLContext | None
-    metrics: socket.socket | None
-    status: socket.socket | None
+    metrics: Socket | None
+    status: Socket | None
 
 
 def prepare(

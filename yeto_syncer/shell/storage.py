@@ -22,11 +22,16 @@ class Storage:
         self._checkpoint = checkpoint
         self._final_state = final_state
 
-    def save(self, snapshot: Snapshot) -> None:
-        """Write the checkpoint; it is durable when this returns."""
+    def save(self, snapshot: Snapshot, *, consume: bool = False) -> None:
+        """Write the checkpoint; it is durable when this returns. With `consume` the list of its fragments is
+        emptied on the way: what the run has replaced meanwhile is kept only until it is written."""
         assert self._checkpoint is not None
         write_snapshot(
-            self._checkpoint, snapshot, progress=bytes_of("checkpoint"), passed=stages("checkpoint")
+            self._checkpoint,
+            snapshot,
+            progress=bytes_of("checkpoint"),
+            passed=stages("checkpoint"),
+            consume=consume,
         )
 
     def write_marker(self, step: int) -> None:

@@ -150,7 +150,7 @@ class Watch:
 
     def _join(self, row: dict[str, Any], each: LearnerView, now: float, fragments: int) -> None:
         row["state"] = each.state.replace("_", " ") + (" (observer)" if each.observer else "")
-        row["generation"] = each.generation
+        row["generation"] = str(each.generation)
         row["quiet_s"] = each.quiet_s
         if each.step_s:
             row["rate"] = 1.0 / each.step_s

@@ -535,7 +535,7 @@ function readTrailer(reader, fields) {
   demand(fields.fingerprint === null || fields.again.equals(fields.fingerprint), ...wrong);
   if (fields.trailer === "fingerprint") return fields;
   demand(reader.take("u32") === (fields.trailer === "contract" ? CONTRACT_TAG : SWEEP_TAG), ...wrong);
-  if (fields.trailer !== "contract") reader.take("u32");
+  if (fields.trailer !== "contract") demand(reader.take("u32") >= 1, ...wrong);
   if (reader.left) fields.contract = reader.take("digest");
   return fields;
 }

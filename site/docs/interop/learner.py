@@ -26,13 +26,9 @@ THRESHOLDS = [0x3C3504F2, 0x3CB504F6, 0x3D3504F2, 0x3DB504F5, 0x3E3504F3, 0x3EB5
 MODES, DTYPES = {"avg": 0, "rda": 1, "iso": 2}, {"f32": F32, "bf16": BF16, "q4": Q4}
 
 
-class FaultError(SystemExit):  # the syncer refused this learner or broke a rule: exit code 1, no redial
-    pass
-
-
-def demand(holds, what):
+def demand(holds, what):  # otherwise the syncer refused this learner or broke a rule: exit code 1, no redial
     if not holds:
-        raise FaultError(f"error: {what}")
+        raise SystemExit(f"error: {what}")
 
 
 def encode(dtype, values):  # types.yaml, Dtype
@@ -64,11 +60,10 @@ class Case:  # the case file: fragments with their initial values, and what each
     def __init__(self, path):
         given = json.loads(Path(path).read_text())
         host, _, port = given["address"].rpartition(":")
-        self.address, self.streams = (host, int(port)), given["num_streams"]
-        self.learner_id, self.dtype = given["learner_id"], DTYPES[given["dtype"]]
+        self.address, self.pause, self.recipe = (host, int(port)), given["step_ms"] / 1000, given["update"]
+        self.learner_id, self.streams = given["learner_id"], given["num_streams"]
         self.contract, self.alpha = bytes.fromhex(given["session_contract"]), np.float32(given["merge_alpha"])
-        self.steps, self.tokens = given["steps"], given["tokens_per_step"]
-        self.pause, self.recipe = given.get("step_ms", 0) / 1000, given["update"]
+        self.steps, self.tokens, self.dtype = given["steps"], given["tokens_per_step"], DTYPES[given["dtype"]]
         self.fragments = [(MODES[each["merge_mode"]], each["tensors"]) for each in given["fragments"]]
         self.sizes = [[int(np.prod(each["shape"])) for each in tensors] for _, tensors in self.fragments]
         self.numels, self.unit = [sum(each) for each in self.sizes], 4 if self.dtype == F32 else 2
@@ -116,17 +111,23 @@ class Link:  # one connection group: sockets, a thread for each that reads, and 
     def dial(self, address):
         for hello in self.hellos:
             self.sockets.append(socket.create_connection(address))
-            self.sockets[-1].sendall(hello)
+            self.put(-1, hello)
             threading.Thread(target=self.read, args=(self.sockets[-1],), daemon=True).start()
+
+    def put(self, index, data):
+        with contextlib.suppress(
+            OSError
+        ):  # the thread that reads tells of the end, behind what has come before
+            self.sockets[index].sendall(data)
 
     def send(self, kind, payload, bulk=False):
         data = frame(kind, payload)
         if not bulk or not self.streams:
-            self.sockets[0].sendall(data)
+            self.put(0, data)
             return
         for offset in range(0, len(data), SLICE):
             chunk = struct.pack("<QQQ", self.numbers, len(data), offset) + data[offset : offset + SLICE]
-            self.sockets[1 + self.turn % self.streams].sendall(frame(CHUNK, chunk))
+            self.put(1 + self.turn % self.streams, frame(CHUNK, chunk))
             self.turn += 1
         self.numbers += 1
 
@@ -135,15 +136,14 @@ class Link:  # one connection group: sockets, a thread for each that reads, and 
             while True:
                 magic, kind, length = struct.unpack("<IBQ", self.exactly(each, 13))
                 demand(magic == MAGIC, "bad magic")
-                demand(kind in self.limits, f"a frame of type {kind}, which no learner takes")
-                demand(length <= self.limits[kind], f"a frame of {length} bytes and type {kind}")
+                demand(length <= self.limits.get(kind, -1), f"a frame of type {kind} and {length} bytes")
                 payload = self.exactly(each, length)
                 kind, payload = self.gather(payload) if kind == CHUNK else (kind, payload)
                 if kind is not None:
                     exact = len(payload) == self.limits[kind] or kind == ERROR
                     demand(len(payload) > 12 if kind in (BCAST, FINAL) else exact, "a wrong length")
                     self.inbox.put((kind, payload))
-        except (FaultError, OSError) as end:
+        except (SystemExit, OSError) as end:
             self.inbox.put((None, end))
 
     def exactly(self, each, length):
@@ -193,7 +193,7 @@ class Learner:  # anchors are accepted broadcasts, installed at local step `sinc
                 for each in link.sockets:
                     each.close()
             time.sleep(wait)
-        raise FaultError("error: the syncer cannot be reached")
+        raise SystemExit("error: the syncer cannot be reached")
 
     def serve(self, link):
         self.pulls, self.caught_up, self.cut = {}, set(), False  # of this link
@@ -225,7 +225,7 @@ class Learner:  # anchors are accepted broadcasts, installed at local step `sinc
 
     def message(self, kind, payload):
         if kind == ERROR:
-            raise FaultError(f"error: the syncer says: {payload.decode(errors='replace')}")
+            raise SystemExit(f"error: the syncer says: {payload.decode(errors='replace')}")
         if kind == SHUTDOWN:
             demand(self.acked is not None, "SHUTDOWN before the FINAL_ACK")
             self.over = True

@@ -13,8 +13,8 @@ seq:
     repeat: eos
 types:
   frame:
-    doc: Thirteen bytes before every payload. A receiver judges them in this order, and allocates nothing for the
-      payload before all rules but the last hold, which is judged when the stream ends.
+    doc: Thirteen bytes before every payload. When all of them are there a receiver judges them in this order, and
+      allocates nothing for the payload before all rules but the last hold, which is judged when the stream ends.
     seq:
       - id: magic
         type: u4
@@ -113,7 +113,7 @@ types:
         doc: The whole fragment; in a q4 session as bf16.
   pull_req:
     doc: Asks a captured member for its delta of one fragment. A learner that has no anchor for the fragment yet
-      keeps the request and answers after the broadcast.
+      keeps the request and answers after the broadcast; one that has made no local step since, after its next step.
     seq:
       - id: fragment_id
         type: u4
@@ -176,7 +176,9 @@ types:
         size-eos: true
         doc: The whole fragment; in a q4 session as bf16.
   heartbeat:
-    doc: Shows that a learner lives. One with an unchanged step renews the lease and feeds no estimate (D18).
+    doc: Shows that a learner lives. One with an unchanged step renews the lease and feeds no estimate (D18). How
+      often is up to the learner; with --island-lease-s the syncer closes one that it has not heard for so long
+      (D37).
     seq:
       - id: learner_id
         type: u4

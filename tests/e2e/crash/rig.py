@@ -42,9 +42,10 @@ class Mortal(Trainer):
 
 @dataclass(frozen=True)
 class Files:
-    """The files of one run."""
+    """The files of one run, with an event tape or without."""
 
     folder: Path
+    taped: bool = True
 
     @property
     def checkpoint(self) -> Path:
@@ -62,7 +63,8 @@ class Files:
         """All that a syncer can write, and that it continues."""
         return [
             *("--checkpoint-path", str(self.checkpoint), "--mark-final-checkpoint", "--resume-if-exists"),
-            *("--final-state", str(self.final_state), "--event-tape", str(self.tape)),
+            *("--final-state", str(self.final_state)),
+            *(("--event-tape", str(self.tape)) if self.taped else ()),
         ]
 
     def check(self, finished: set[int]) -> int | None:

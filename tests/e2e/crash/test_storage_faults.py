@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from yeto_proto._generated.files import FRAGMENT, LEDGER_ENTRY
 from yeto_proto._generated.messages import Error
 from yeto_proto._generated.types import Dtype
 from yeto_proto.files import TrailerForm, marker_path, read_snapshot
+
+pytestmark = pytest.mark.timeout(300)  # many processes, one after the other
 
 BEFORE, TOTAL = 4, 12
 SMALL_FILES = ("/bin/sh", "-c", 'ulimit -f 8; exec "$@"', "sh")  # blocks of 512 bytes, or of 1024
@@ -45,7 +48,7 @@ def finished(processes: Processes, tmp_path: Path) -> Files:
     """The files of a whole run of BEFORE steps, in a folder of their own."""
     folder = tmp_path / "run"
     folder.mkdir()
-    files = Files(folder)
+    files = Files(folder, taped=False)
     syncer = start(processes, files, "--total-steps", str(BEFORE), "--checkpoint-every", "0")
     serve(syncer)
     syncer.finished(0, timeout=60)
@@ -56,7 +59,9 @@ def finished(processes: Processes, tmp_path: Path) -> Files:
 # -- no room, no right ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", WRITES)
+@pytest.mark.parametrize(
+    "kind", ["per-round", *(pytest.param(each, marks=pytest.mark.full) for each in [*WRITES][1:])]
+)
 def test_a_full_disk_is_named_and_leaves_the_old_file(
     processes: Processes, finished: Files, kind: str
 ) -> None:
@@ -84,12 +89,12 @@ def test_a_full_tmpfs(processes: Processes, tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], check=False, capture_output=True
+        ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(folder)], check=False, capture_output=True
     )
     if mounted.returncode:
         pytest.skip("this container may not mount")
     try:
-        files = Files(folder)
+        files = Files(folder, taped=False)
         syncer = start(processes, files, "--total-steps", str(BEFORE), "--checkpoint-every", "0")
         serve(syncer)
         syncer.finished(0, timeout=60)
@@ -131,6 +136,7 @@ def test_a_folder_that_becomes_read_only(processes: Processes, finished: Files) 
         finished.folder.chmod(0o755)
 
 
+@pytest.mark.full
 def test_a_folder_that_is_moved_away(processes: Processes, finished: Files) -> None:
     """Whatever right somebody has, there is no writing into a file as if it were a folder."""
     old = finished.checkpoint.read_bytes()
@@ -151,7 +157,9 @@ import sys
 from yeto_syncer.cli import main
 for path in sys.argv[1:]:
     print(path, flush=True)
-    code = main(["--learners", "2", "--total-steps", "99", "--port", "0", "--resume", "--checkpoint-path", path])
+    code = main(
+        ["--learners", "2", "--total-steps", "99", "--port", "0", "--resume", "--checkpoint-path", path]
+    )
     print("code", code, flush=True)
 """
 
@@ -230,6 +238,7 @@ def test_one_flipped_bit_in_each_field_is_refused_by_name(finished: Files) -> No
         assert any(word in error for word in words.split("|")), (name, error)
 
 
+@pytest.mark.full
 def test_a_flipped_contract_is_refused_to_the_first_learner(processes: Processes, finished: Files) -> None:
     """Only a HELLO can tell; the process goes on, for another run might be the right one."""
     data = bytearray(finished.checkpoint.read_bytes())
@@ -260,8 +269,18 @@ def join_refused(port: int) -> list[str]:
 
 
 @pytest.mark.rule("syncer.resume.file")
-@pytest.mark.parametrize("dtype", [Dtype.F32, Dtype.BF16, Dtype.Q4], ids=lambda each: each.name)
-@pytest.mark.parametrize("how", ["finished", "stopped"])
+@pytest.mark.parametrize(
+    ("how", "dtype"),
+    [
+        ("finished", Dtype.F32),
+        *(
+            pytest.param(how, dtype, marks=pytest.mark.full)
+            for how, dtype in product(("finished", "stopped"), (Dtype.F32, Dtype.BF16, Dtype.Q4))
+            if (how, dtype) != ("finished", Dtype.F32)
+        ),
+    ],
+    ids=lambda each: each.name if isinstance(each, Dtype) else each,
+)
 def test_two_halves_make_the_whole_run_bit_for_bit(
     processes: Processes, tmp_path: Path, dtype: Dtype, how: str
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.learner.rig import flat, parameters, quiet, running, send_cut, train, wire_values
 from tests.e2e.scripted_syncer import WAIT
-from yeto_learner import final_cut
+from yeto_learner import ProtocolError, final_cut
 from yeto_proto._generated import messages as wire
 
 
@@ -66,6 +66,24 @@ def test_a_cut_that_stays_incomplete_leaves_the_parameters_untouched() -> None:
         peer.send(wire.FinalManifest(9, (9, 8)))
         with pytest.raises(TimeoutError, match="fragment 1: version 8 wanted, none held"):
             made.finish(timeout=0.3)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(array, before[name])
+        peer.expect_nothing()  # no acknowledgement
+
+
+def test_a_final_value_that_is_not_finite_leaves_the_parameters_untouched() -> None:
+    arrays = parameters()
+    with running(arrays) as (made, peer, _):
+        before = {name: array.copy() for name, array in arrays.items()}
+        for fragment, version in ((0, 9), (1, 8)):
+            values = np.zeros(made.layout.fragments[fragment].numel, np.float32)
+            values[-1] = np.inf if fragment else 0
+            peer.send_chunked(wire.FinalFragment(fragment, version, values.tobytes()))
+        peer.send(wire.FinalManifest(9, (9, 8)))
+        with pytest.raises(
+            ProtocolError, match="final value of fragment 1 is not finite; nothing was written"
+        ):
+            made.finish(timeout=WAIT)
         for name, array in arrays.items():
             np.testing.assert_array_equal(array, before[name])
         peer.expect_nothing()  # no acknowledgement

@@ -96,8 +96,9 @@ def test_no_reconnects_means_the_first_loss_is_final(
     assert syncer.accepted == 3
 
 
-def test_fifty_redials_leave_threads_and_descriptors_where_they_were(
-    syncer: ScriptedSyncer, make: Callable[..., SyncerClient]
+@pytest.mark.parametrize("redials", [50, pytest.param(500, marks=pytest.mark.full)])
+def test_redials_leave_threads_and_descriptors_where_they_were(
+    syncer: ScriptedSyncer, make: Callable[..., SyncerClient], redials: int
 ) -> None:
     def resources() -> list[str]:
         return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("yeto-"))
@@ -105,8 +106,8 @@ def test_fifty_redials_leave_threads_and_descriptors_where_they_were(
     make()
     peer = syncer.next_peer()
     before = resources()
-    for _ in range(50):
-        peer.close()
+    for number in range(redials):
+        peer.reset() if number % 2 else peer.close()
         peer = syncer.next_peer()
     wait_until(lambda: resources() == before)
     # The scripted syncer keeps its sockets until it is closed, so only the client's own are counted.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,8 @@ from tests.unit.checkpoint.samples import CONTRACT, LAYOUT, SHAPES, STEP, Comman
 from yeto_proto import files
 from yeto_proto._generated.types import IsoBackend
 from yeto_proto.files import FragmentState, Snapshot, SnapshotVersion, TrailerForm
+from yeto_proto.layout import Fragment, Layout, Tensor, build_layout
+from yeto_syncer.checkpoint import named
 from yeto_syncer.shell.lockfile import LockFile
 
 F32 = npt.NDArray[np.float32]
@@ -114,7 +118,7 @@ def test_export_refuses_without_touching_anything(
         in command("export", path, "--layout", layout_file, "--output", tmp_path / "no" / "x.npz").error()
     )
     other = tmp_path / "other.json"
-    other.write_text(files_layout_with(LAYOUT.fragments[0].tensors[0].name, "renamed"))
+    other.write_text(renamed_layout(LAYOUT.fragments[0].tensors[0].name, "renamed"))
     error = command("export", path, "--layout", other, "--output", output, "--force").error()
     assert "fingerprint" in error
     torn = tmp_path / "torn.ckpt"
@@ -130,10 +134,8 @@ def test_export_refuses_without_touching_anything(
     ]
 
 
-def files_layout_with(old: str, new: str) -> str:
+def renamed_layout(old: str, new: str) -> str:
     """The layout file of a layout that differs in one name."""
-    from yeto_proto.layout import Fragment, Layout, Tensor
-
     return Layout(
         tuple(
             Fragment(
@@ -277,3 +279,63 @@ def test_help_and_version(command: Command) -> None:
     for name in ("inspect", "verify", "export", "diff", "migrate", "hash"):
         assert f"yeto-checkpoint {name}" in command(name, "--help").fine()
     assert command("inspekt", "x").code == 2
+
+
+# -- what comes in between -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("raised", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_an_interrupted_export_leaves_nothing(
+    command: Command,
+    tmp_path: Path,
+    layout_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    raised: BaseException,
+    code: int,
+) -> None:
+    def interrupted(pieces: object, writer: named.Writer) -> None:
+        writer.write(np.zeros(3, np.float32))
+        writer.give_up()
+        raise raised
+
+    monkeypatch.setattr(named, "copy", interrupted)
+    path = put(tmp_path / "state.ckpt", snapshot())
+    for ending in ("npz", "safetensors"):
+        done = command("export", path, "--layout", layout_file, "--output", tmp_path / f"m.{ending}")
+        assert done.code == code and done.err == ""
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["layout.json", "state.ckpt"]
+
+
+@pytest.mark.parametrize("what", ["m.npz", "m.safetensors", "migrate"])
+def test_a_full_disk_is_one_line_and_leaves_the_old_file(tmp_path: Path, what: str) -> None:
+    """The limit of a file's size stands in for it."""
+    numel = 20_000
+    layout = build_layout({"a.weight": numel, "b.weight": numel}, 2)
+    fragments = [FragmentState(0, np.ones(numel, np.float32), np.ones(numel, np.float32))] * 2
+    old = what == "migrate"
+    version = SnapshotVersion.V2 if old else SnapshotVersion.V3
+    fingerprint = None if old else layout.fingerprint()
+    path = put(
+        tmp_path / "state.ckpt",
+        Snapshot(version, IsoBackend.SCALAR, fingerprint, 0, fragments, {}, None, None),
+    )
+    (tmp_path / "layout.json").write_text(layout.to_json())
+    output = tmp_path / what
+    output.write_text("old")
+    if old:
+        flags = ["migrate", str(path), "--fingerprint", layout.fingerprint().hex()]
+    else:
+        flags = ["export", str(path), "--layout", str(tmp_path / "layout.json")]
+    program = "from yeto_syncer.checkpoint.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
+    limited = ["/bin/sh", "-c", 'ulimit -f 64; exec "$@"', "sh"]
+    done = subprocess.run(
+        [*limited, sys.executable, "-c", program, *flags, "--output", str(output), "--force"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    (error,) = done.stderr.splitlines()
+    assert error.startswith("error: File too large")
+    assert output.read_text() == "old" and not output.with_name(f"{what}.tmp").exists()

@@ -29,7 +29,7 @@ from yeto_syncer.core.jobs import Accumulator, Answer, FoldJob
 from yeto_syncer.core.merge.arrays import F64
 from yeto_syncer.core.merge.gradients import Gradients
 from yeto_syncer.core.merge.passes import Map, Passes
-from yeto_syncer.core.merge.plan import Columns, Cut, Empty, Scratch, Strip, empty_array
+from yeto_syncer.core.merge.plan import Columns, Empty, Scratch, Strip, cut, empty_array
 
 
 def fold(job: FoldJob, map: Map = map, empty: Empty = empty_array) -> None:
@@ -68,15 +68,17 @@ class _Fold(Passes):
     """The passes of one fold."""
 
     def __init__(self, job: FoldJob, map: Map, empty: Empty) -> None:
-        super().__init__(Cut(job.tensors.numels), Gradients([job.answer], job.momentum, ()), map, empty)
+        super().__init__(cut(job.tensors), Gradients([job.answer], job.momentum, ()), map, empty)
         self.job = job
+        self.first = job.into.first_weight == 0.0
 
     def add(self) -> None:
         weight, into = self.job.answer.weight, self.job.into
         if weight <= 0.0:
             return
-        if into.first_weight == 0.0:
+        if self.first:
             into.first_weight = weight
+            into.values = self.empty(into.values.size)  # it was zeros that nobody has touched
         into.total += weight / into.first_weight
         if self.job.tensors.mode == MergeMode.RDA:
             coefficients = self.directed(weight)
@@ -100,9 +102,11 @@ class _Fold(Passes):
         ]
 
     def put(self, strip: Strip, coefficient: np.float32 | None, scratch: Scratch) -> Columns:
-        """acc += coefficient delta."""
-        if coefficient is not None:
-            here = self.job.into.values[strip.start : strip.stop]
+        """acc += coefficient delta, where acc is 0 before the first answer."""
+        here = self.job.into.values[strip.start : strip.stop]
+        if self.first:
+            np.copyto(here, self.gradients.add_up((coefficient,), strip, scratch))
+        elif coefficient is not None:
             np.add(here, self.gradients.add_up((coefficient,), strip, scratch), out=here)
         return ()
 

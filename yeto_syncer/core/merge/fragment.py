@@ -17,7 +17,7 @@ from yeto_syncer.core.merge.folding import check_delta, closing_scales
 from yeto_syncer.core.merge.gradients import Gradients
 from yeto_syncer.core.merge.outer import step
 from yeto_syncer.core.merge.passes import Map, Passes, quiet
-from yeto_syncer.core.merge.plan import Columns, Cut, Empty, Scratch, Strip, empty_array
+from yeto_syncer.core.merge.plan import Columns, Empty, Scratch, Strip, cut, empty_array
 from yeto_syncer.core.merge.reduction import directions, radial_mean, shares, total_weight
 from yeto_syncer.core.merge.spectrum import flatten
 
@@ -105,7 +105,7 @@ class Merge(Passes):
         # Sums that were folded on arrival become the new momentum where they stand.
         self.momentum: F32 = empty(job.momentum.size) if job.folded is None else job.folded.values
         gradients = Gradients(answers, job.momentum, (self.params, self.momentum))
-        super().__init__(Cut(job.tensors.numels), gradients, map, empty)
+        super().__init__(cut(job.tensors), gradients, map, empty)
 
     def result(self) -> MergeResult | None:
         mode = self.job.tensors.mode

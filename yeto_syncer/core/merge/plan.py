@@ -10,6 +10,7 @@ thread does in one go. The cut depends on the layout alone, so it cannot make bi
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from yeto_proto._generated.constants import Q4_BLOCK, REDUCTION_BLOCK
+from yeto_syncer.core.jobs import MergeTensors
 from yeto_syncer.core.merge.arrays import F32, F64, product_sums
 
 # Numbers of one strip: columns with one number for each of its reduction blocks.
@@ -82,6 +84,17 @@ class Cut:
         for column, sums in enumerate(block_sums.T):  # bincount adds its weights one after the other
             totals[:, column] = np.bincount(self.tensor_of_block, weights=sums, minlength=self.num_tensors)
         return totals
+
+
+_CUTS: weakref.WeakKeyDictionary[MergeTensors, Cut] = weakref.WeakKeyDictionary()
+
+
+def cut(tensors: MergeTensors) -> Cut:
+    """The cut of a fragment; made by its first round, since a tiny one takes longer to cut than to merge."""
+    known = _CUTS.get(tensors)
+    if known is None:
+        known = _CUTS[tensors] = Cut(tensors.numels)
+    return known
 
 
 class Scratch:
