@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full check format gen docs bench conform fuzz coverage clean
+.PHONY: help demo test test-full check format gen docs bench bench-peers conform study fuzz soak coverage clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,8 @@ test: $(VENV)/.dev ## Run the test suite (about five minutes on two cores)
 
 test-full: $(VENV)/.full ## Run everything: torch, leaks, scale, and the property tests with many examples
 	@tests/foreign/install.sh build/foreign
+	@tests/browser/install
+	@tests/packaging/install
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
 	@YETO_HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n 2 tests/property
 
@@ -67,8 +69,17 @@ conform: $(VENV)/.dev ## Grade this implementation: a matrix each for syncer, le
 bench: $(VENV)/.dev ## Measure every row of the speed table beside its raw limit; writes build/bench.json
 	@$(BIN)/python tests/bench/run.py $(ARGS)
 
+bench-peers: $(VENV)/.full ## Measure whole synchronisations beside gloo, and beside torchft where it is installed
+	@$(BIN)/python tests/bench/peers.py $(ARGS)
+
+study: $(VENV)/.dev ## Play the goodput study (some ten minutes) and write its page of the documentation
+	@$(BIN)/python -m tests.study $(ARGS)
+
 fuzz: $(VENV)/.dev ## Run the property tests for a minute each
 	@YETO_HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest tests/property $(ARGS)
+
+soak: $(VENV)/.dev ## 5,000 rounds with reconnects under hostile load; memory, descriptors and threads must not grow
+	@$(BIN)/python tests/soak/run.py $(ARGS)
 
 coverage: $(VENV)/.dev ## Branch coverage of yeto_proto, and the table of spec rules with their cases and tests
 	@$(BIN)/coverage run --source=yeto_proto -m pytest -q tests/unit/test_*.py tests/property tests/vectors tests/machines $(ARGS)

@@ -16,7 +16,12 @@ from codegen.load import Items, Leaf, Node, Table, read
 from codegen.spec import Spec
 
 # Tests that run every case of an area.
-RUNNERS = {"codec": "tests/unit/test_codec_cases.py"}
+RUNNERS = {
+    "codec": "tests/unit/test_codec_cases.py",
+    "questions": "tests/conform/test_codec_role.py",
+    "server": "tests/conform/test_network_roles.py",
+    "client": "tests/conform/test_network_roles.py",
+}
 
 
 @dataclass

@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
         "yeto_syncer.checkpoint.cli",
         ("inspect", "verify", "export", "diff", "migrate", "hash"),
     ),
-    "yeto-tape": ("yeto_syncer.tape_cli", ("summary", "follow", "check")),
+    "yeto-tape": ("yeto_syncer.tape_cli", ("summary", "report", "follow", "forward", "check")),
 }
 
 

@@ -10,6 +10,7 @@ import importlib.util
 import io
 import json
 import os
+import ssl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -191,6 +192,14 @@ def _doctor_flags(doctor: argparse.ArgumentParser) -> None:
     add("--dtype", choices=("f32", "bf16", "q4"), default="bf16", help="on the wire (default: %(default)s)")
     add("--contract", help="session contract: a text, or 64 hexadecimal digits (default: the fingerprint)")
     add("--profile", metavar="HEX", help="syncer profile that the learner is bound to")
+    add("--tls-ca", type=Path, metavar="FILE", help="use TLS, and trust the CA in this PEM file")
+    add(
+        "--tls-cert",
+        type=Path,
+        metavar="FILE",
+        help="certificate (PEM) that the learner shows; needs --tls-ca",
+    )
+    add("--tls-key", type=Path, metavar="FILE", help="its key, if that is in a file of its own")
     add("--json", action="store_true", help="print a JSON object")
 
 
@@ -227,6 +236,15 @@ def _demo(options: argparse.Namespace, guard: SignalGuard) -> int:
         return _fail(str(error))
 
 
+def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
+    if options.tls_ca is None:
+        return None
+    context = ssl.create_default_context(cafile=options.tls_ca)
+    if options.tls_cert is not None:
+        context.load_cert_chain(options.tls_cert, options.tls_key, password=lambda: "")
+    return context
+
+
 def _doctor(options: argparse.Namespace, guard: SignalGuard) -> int:
     with guard.held():
         from yeto_learner.arguments import environment_key, parse_contract, parse_dtype, parse_hash
@@ -238,6 +256,13 @@ def _doctor(options: argparse.Namespace, guard: SignalGuard) -> int:
 
     if (options.layout is None) != (options.learner_id is None):
         return _fail("--layout and --learner-id go together", "command line", "give both or neither")
+    if options.tls_ca is None and (options.tls_cert or options.tls_key):
+        return _fail("--tls-cert and --tls-key need --tls-ca", "command line", "give the CA of the syncer")
+    try:
+        tls = _tls(options)
+    except OSError as error:  # ssl.SSLError is one too
+        what = error.strerror or str(error)
+        return _fail(f"cannot use the TLS files: {what}", "--tls-ca, --tls-cert", "give PEM files that fit")
     try:
         host, port = parse_address(options.address)
         contract = options.contract
@@ -258,6 +283,7 @@ def _doctor(options: argparse.Namespace, guard: SignalGuard) -> int:
             dtype=parse_dtype(options.dtype),
             contract=parse_hash(contract, "--contract") if hexadecimal else parse_contract(contract),
             profile=parse_hash(options.profile, "--profile"),
+            tls=tls,
         )
     except OSError as error:
         return _fail(

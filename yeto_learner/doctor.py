@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import ssl
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -43,7 +44,10 @@ NOBODY = 2**32 - 1
 """A learner id that no run has: ids end below the number of learners, which is a u32."""
 
 
-_FOREIGN = "is it a yeto-syncer, and not one behind TLS?"
+_FOREIGN = "is it a yeto-syncer? One with TLS needs --tls-ca"
+
+_OTHER_NAME = "certificate does not name"
+"""What a syncer says of a certificate that is good and carries other learner ids. The MAC was judged before."""
 
 
 class Verdict(Enum):
@@ -78,6 +82,7 @@ class Patient:
     dtype: Dtype = Dtype.BF16
     contract: bytes | None = None
     profile: bytes | None = None
+    tls: ssl.SSLContext | None = None
 
 
 class _RefusedError(Exception):
@@ -102,6 +107,11 @@ def examine(patient: Patient) -> Iterator[Finding]:
         yield Finding("TCP", Verdict.BAD, f"port {patient.port}: {reason}; is the syncer running there?")
         return
     yield Finding("TCP", Verdict.GOOD, f"port {patient.port} accepts after {took * 1e3:.1f} ms")
+    if patient.tls is not None:
+        finding = _look_at_tls(patient, patient.tls)
+        yield finding
+        if finding.verdict is Verdict.BAD:
+            return
     admitted = yield from _first_probe(patient)
     if not admitted:
         return
@@ -112,6 +122,42 @@ def examine(patient: Patient) -> Iterator[Finding]:
     yield from _second_probe(patient, patient.layout)
 
 
+def _look_at_tls(patient: Patient, context: ssl.SSLContext) -> Finding:
+    """The handshake alone. What the syncer thinks of this side's certificate shows later, with TLS 1.3."""
+    try:
+        with _connect(patient) as connection:
+            assert isinstance(connection, ssl.SSLSocket)
+            certificate = connection.getpeercert() or {}
+            until = certificate.get("notAfter", "?")
+            return Finding("TLS", Verdict.GOOD, f"{connection.version()}, certificate valid until {until}")
+    except ssl.SSLCertVerificationError as error:
+        detail = (
+            f"the syncer's certificate is not accepted: {error.verify_message}; is --tls-ca what signed it?"
+        )
+    except ssl.SSLError as error:
+        detail = f"{_words(error)}; does the syncer run with --tls-cert?"
+    except TimeoutError:
+        detail = f"no handshake within {CONNECT_S:g} s; does the syncer run with --tls-cert?"
+    except OSError as error:
+        detail = f"the connection broke: {error.strerror or error}; does the syncer run with --tls-cert?"
+    return Finding("TLS", Verdict.BAD, detail)
+
+
+def _words(error: ssl.SSLError) -> str:
+    return (error.reason or str(error)).replace("_", " ").lower()
+
+
+def _connect(patient: Patient) -> socket.socket:
+    connection = socket.create_connection((patient.host, patient.port), CONNECT_S)
+    if patient.tls is None:
+        return connection
+    try:
+        return patient.tls.wrap_socket(connection, server_hostname=patient.host)
+    except OSError:
+        connection.close()
+        raise
+
+
 def _first_probe(patient: Patient) -> Generator[Finding, None, bool]:
     """Version and MAC. Its value is whether a HELLO could get as far as the session."""
     anything = Layout((Fragment(MergeMode.AVG, (Tensor("probe", 1),)),))
@@ -119,6 +165,10 @@ def _first_probe(patient: Patient) -> Generator[Finding, None, bool]:
         _knock(patient, _hello(patient, anything, NOBODY), ANSWER_S)
     except _RefusedError as refusal:
         text = str(refusal)
+    except ssl.SSLError as error:
+        detail = f"the syncer ended it: {_words(error)}; give a certificate of its client CA (--tls-cert)"
+        yield Finding("TLS", Verdict.BAD, detail)
+        return False
     except OSError as error:
         yield Finding("protocol", Verdict.BAD, f"the connection broke: {error.strerror or error}; {_FOREIGN}")
         return False
@@ -128,14 +178,14 @@ def _first_probe(patient: Patient) -> Generator[Finding, None, bool]:
     else:
         yield Finding("protocol", Verdict.BAD, f"no answer within {ANSWER_S:g} s; {_FOREIGN}")
         return False
-    if AuthenticationFailed.says in text:
+    if AuthenticationFailed.says in text and _OTHER_NAME not in text:
         have = "the key of this side is another one" if patient.key else "a key is needed"
         yield Finding("MAC", Verdict.BAD, f"{have}: set YETO_ISLAND_HMAC_KEY to the syncer's key")
         return False
     if VersionMismatch.says in text:
         yield Finding("version", Verdict.BAD, text)
         return False
-    if LearnerOutOfRange.says not in text:
+    if LearnerOutOfRange.says not in text and _OTHER_NAME not in text:
         yield Finding("protocol", Verdict.BAD, f"unexpected answer: {text}")
         return False
     mac = "accepted" if patient.key else "none is needed"
@@ -152,7 +202,7 @@ def _second_probe(patient: Patient, layout: Layout) -> Iterator[Finding]:
         profile = (ProfileMismatch.says, ProfileMissing.says)
         if any(head in text for head in profile):
             yield Finding("profile", Verdict.BAD, text)
-        elif LearnerOutOfRange.says in text:
+        elif LearnerOutOfRange.says in text or _OTHER_NAME in text:
             yield Finding("learner", Verdict.BAD, text)
         else:
             yield Finding("session", Verdict.BAD, text)
@@ -188,7 +238,7 @@ def _knock(patient: Patient, hello: Hello, patience: float) -> None:
         buffers = [header(FrameType.HELLO, len(sealed)), sealed]
     reader = FrameReader(Role.LEARNER, Session.from_hello(hello))
     deadline = time.monotonic() + patience
-    with socket.create_connection((patient.host, patient.port), CONNECT_S) as connection:
+    with _connect(patient) as connection:
         connection.sendall(b"".join(buffers))
         while (left := deadline - time.monotonic()) > 0:
             connection.settimeout(left)

@@ -98,6 +98,8 @@ class InitialCut:
             elif not told:
                 until = min(until, begun + WAIT_NOTICE)
             client.wait_for(self._news_or_due if may_send else self._news, until - now)
+        while self._install_next():  # also says that the last one is done with: reading may go on
+            pass
 
     def _news(self) -> bool:
         return self._client.has_updates or self._client.finalizing.is_set()

@@ -26,6 +26,7 @@ Block = npt.NDArray[np.uint8]
 
 SMALLEST: Final = 1 << 20  # bytes; the allocator of the C library keeps smaller blocks by itself
 STEPS: Final = 16  # size classes between a power of two and the next
+HEADROOM: Final = 1 << 16  # so that a payload behind its header is of the same class as its values alone
 SLACK: Final = 8  # a block serves a buffer that is smaller by up to an eighth
 
 
@@ -132,5 +133,6 @@ class _Loan:
 def _rounded(size: int) -> int:
     """The size class: fragments that differ by a few values share their blocks.  The unused end of a block is
     never touched, so it takes no memory."""
+    size += HEADROOM
     step = 1 << max((size - 1).bit_length() - STEPS.bit_length(), 0)
     return -(-size // step) * step

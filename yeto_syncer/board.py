@@ -31,7 +31,7 @@ QUIET = frozenset({COMMIT, "late_join", "rebound", "rejected"})
 class LearnerRow:
     """One learner over all its connections."""
 
-    state: str = "away"
+    state: str = "unknown"
     generation: int | None = None
     since: float | None = None
     reason: str | None = None
@@ -165,6 +165,8 @@ class Board:
         self._curve(record, answers, bar)
 
     def _answer(self, row: LearnerRow, answer: Record, record: Record, at: float | None) -> None:
+        if row.state == "unknown":  # the tape begins in the middle
+            row.state, row.generation = "connected", answer["generation"]
         row.answered += 1
         row.share += answer.get("contribution", 0.0)
         row.staleness = answer["staleness"]

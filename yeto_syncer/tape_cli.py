@@ -21,6 +21,7 @@ from yeto_syncer.shell.logs import complain, printable
 from yeto_syncer.status_page import page
 from yeto_syncer.tape_check import check
 from yeto_syncer.tape_file import NotATapeError, Reader, Record, kind_of, read, tail
+from yeto_syncer.tape_forward import MissingLibraryError, forward, tensorboard, wandb
 from yeto_syncer.tape_summary import summarize
 from yeto_syncer.tape_words import tell
 
@@ -58,6 +59,11 @@ FOLLOW_ABOUT = """\
 Prints a line for each record that is there and for each that is appended, and ends with the run: at a
 `run_ended` with nothing behind it. A tape that does not exist yet is waited for. With --json the records
 themselves are printed, one a line.
+"""
+
+FORWARD_ABOUT = """\
+Writes the curves of a tape as event files for TensorBoard, or sends them to Weights & Biases as one run. With
+--follow it goes on until the run ends. The library must be installed; yeto itself does not need it.
 """
 
 CHECK_ABOUT = """\
@@ -111,6 +117,11 @@ def _parser() -> Parser:
     follow.add_argument(
         "--keep", action="store_true", help="do not end with the run: wait for its next process"
     )
+    sending = _command(commands, "forward", "curves for TensorBoard or W&B", FORWARD_ABOUT, _forward)
+    where = sending.add_mutually_exclusive_group(required=True)
+    where.add_argument("--tensorboard", metavar="DIR", type=Path, help="the folder of the event files")
+    where.add_argument("--wandb", metavar="PROJECT", help="the project of the run")
+    sending.add_argument("--follow", action="store_true", help="go on until the run ends")
     checking = _command(commands, "check", "judge a learner-budget benchmark", CHECK_ABOUT, _check)
     for flag, name, about in (
         ("--learners", "M", "number of learners"),
@@ -189,6 +200,27 @@ def _report(options: argparse.Namespace) -> int:
         complain(f"cannot write the page: {error.strerror or error}; {path}; give a path that can be written")
         return 1
     print(path)
+    return 0
+
+
+def _forward(options: argparse.Namespace) -> int:
+    if options.tensorboard is not None:
+        place = tensorboard(options.tensorboard)
+    else:
+        place = wandb(options.wandb, options.tape.stem)
+    records = _as_written(options.tape) if options.follow else iter(list(read(options.tape)))
+    count = 0
+    try:
+        with place as sink:
+            for step in forward(records, sink, follow=options.follow):
+                if step < 0:
+                    time.sleep(POLL_S)
+                else:
+                    count += 1
+    except MissingLibraryError as error:
+        complain(f"{error} is not installed; yeto-tape forward; pip install {error}")
+        return 1
+    print(f"forwarded {count} outer steps")
     return 0
 
 

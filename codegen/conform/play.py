@@ -156,8 +156,8 @@ class Play:
         self.do_bytes(on, " ".join([*(each.hex() for each in head), body]).strip())
 
     def do_chunks(self, name: str, frame: str, body: Mapping[str, Any]) -> None:
-        """A message in CHUNKs, cut at the offsets of `cut`; `order` is that of the pieces, `sockets` where they
-        go, by turns.
+        """A message in CHUNKs, cut at the offsets of `cut`; `order` is that of the pieces, `sockets` where
+        they go, by turns.
         """
         group = self.groups[name]
         own = {key: body[key] for key in ("cut", "order", "sockets", "msg_id", "total") if key in body}
@@ -242,65 +242,6 @@ class Play:
         """Wait until the learner under test says, in a PUSH or HEARTBEAT, that it has made so many steps."""
         self.lines.append({"do": "steps", "least": body})
 
-    # -- whole passages
-
-    def do_start(self, body: Mapping[str, Any]) -> None:
-        """Learner 0 initializes every fragment, and each group gets the initial cut at version 0."""
-        first = self._names(body)[0]
-        for fragment in range(len(self.session.fragments)):
-            self.do_send(first, "INIT_PARAMS", {"fragment_id": fragment, "tensor": body.get("value", 1.0)})
-        self.do_catchup({"groups": self._names(body), "value": body.get("value", 1.0)})
-
-    def do_catchup(self, body: Mapping[str, Any]) -> None:
-        """Each group gets every fragment, as a syncer under test or from the runner."""
-        count = len(self.session.fragments)
-        versions = body.get("versions", [0] * count)
-        given = body.get("values", [body.get("value", 1.0)] * count)
-        for name in self._names(body):
-            for fragment in range(count):
-                fields = {"fragment_id": fragment, "version": versions[fragment], "tensor": given[fragment]}
-                self._syncer(name, "BCAST_FRAGMENT", fields)
-                self.groups[name].held[fragment] = versions[fragment]
-
-    def do_round(self, body: Mapping[str, Any]) -> None:
-        """PULL_REQ to, and PUSH_FRAGMENT from, each group; then the broadcast, unless `last`.
-
-        `deltas`: of each group, in order. `value`: of the fragment afterwards.
-        """
-        step = body["step"]
-        fragment = (step - 1) % len(self.session.fragments)
-        names = self._names(body)
-        deltas = body.get("deltas", [0.5] * len(names))
-        attempt = body.get("attempt", 1)
-        pull = {"fragment_id": fragment, "global_step": step, "round_attempt": attempt}
-        for name in names:
-            self._syncer(name, "PULL_REQ", pull)
-        for name, delta in zip(names, deltas, strict=True):
-            push = {**pull, "base_version": self.groups[name].held.get(fragment, 0), "delta": delta}
-            self._learner(name, "PUSH_FRAGMENT", push)
-        if not body.get("last"):
-            for name in names:
-                fields = {"fragment_id": fragment, "version": step, "tensor": body["value"]}
-                self._syncer(name, "BCAST_FRAGMENT", fields)
-                self.groups[name].held[fragment] = step
-
-    def do_final(self, body: Mapping[str, Any]) -> None:
-        """The final cut to each group, its FINAL_ACK, and SHUTDOWN."""
-        self.do_cut(body)
-        for name in self._names(body):
-            self._learner(name, "FINAL_ACK", {"final_global_step": body["step"]})
-        for name in self._names(body):
-            self._syncer(name, "SHUTDOWN", {})
-
-    def do_cut(self, body: Mapping[str, Any]) -> None:
-        """FINAL_FRAGMENTs and FINAL_MANIFEST to each group."""
-        for name in self._names(body):
-            for fragment, (version, value) in enumerate(zip(body["versions"], body["values"], strict=True)):
-                fields = {"fragment_id": fragment, "version": version, "tensor": value}
-                self._syncer(name, "FINAL_FRAGMENT", fields)
-            manifest = {"final_global_step": body["step"], "expected_versions": body["versions"]}
-            self._syncer(name, "FINAL_MANIFEST", manifest)
-
     # -- parts
 
     def _names(self, body: Mapping[str, Any]) -> list[str]:
@@ -349,7 +290,7 @@ class Play:
         """All fields of a frame that the runner sends: what the case gives, and what follows."""
         group = self.groups.get(on.partition(".")[0], Group())
         fields: dict[str, Any] = dict(body)
-        names = {each.name for each in self.spec.frame(frame).fields}
+        names = [each.name for each in self.spec.frame(frame).fields if each.text.counts is None]
         plain = {
             "protocol_version": self.spec.constant("PROTOCOL_VERSION"),
             "learner_id": group.learner,
@@ -362,9 +303,8 @@ class Play:
             "c_tokens": 10,
             "revision": self.spec.constant("FINALIZATION_REVISION"),
         }
-        for key, value in plain.items():
-            if key in names:
-                fields.setdefault(key, value)
+        for key in names:
+            fields.setdefault(key, plain.get(key, 0))
         if frame in _BULK:
             fields[_BULK[frame]] = self._bulk(frame, fields)
         if frame == "CHUNK":

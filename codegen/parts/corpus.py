@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from codegen.conform import limits, play, questions, scenario, sessions
+from codegen.conform import limits, passages, questions, scenario, sessions, uncovered
 from codegen.conform.ask import codec_traces
 from codegen.conform.trace import FOLDER, Trace, spec_hash
 from codegen.faults import SpecFault
@@ -15,6 +15,7 @@ from codegen.render import Output
 from codegen.spec import Spec
 
 RULES_FILE = f"{FOLDER}/rules.json"
+GAPS_FILE = f"{FOLDER}/uncovered.json"
 
 # What a syncer under test is started with unless a case says otherwise: every round waits for everybody, and
 # the outer step adds the mean delta, so that each value is known in advance.
@@ -44,8 +45,19 @@ CLIENT: Mapping[str, Any] = {
 def outputs(spec: Spec) -> list[Output]:
     """Every trace. Raises `SpecFault` for a case that names what does not exist."""
     digest = spec_hash(spec.root)
-    found = [Output(f"{FOLDER}/{each.area}/{each.id}.jsonl", each.lines(digest)) for each in traces(spec)]
-    return [*found, Output(RULES_FILE, _rules(spec))]
+    cases = traces(spec)
+    found = [Output(f"{FOLDER}/{each.area}/{each.id}.jsonl", each.lines(digest)) for each in cases]
+    return [*found, Output(RULES_FILE, _rules(spec)), Output(GAPS_FILE, _gaps(spec, cases))]
+
+
+def _gaps(spec: Spec, cases: list[Trace]) -> str:
+    """Every rule without a case, with the reason."""
+    # Those of time `decode` are looked after by `codegen.coverage`.
+    rules = {each.id: True for each in spec.rules() if each.when != "decode"}
+    for part, refuses in (("files", True), ("behaviour", False)):
+        for text in spec.parts.get(part, ()):
+            rules |= {text.rule_id(each): refuses for each in text.rules}
+    return json.dumps(uncovered.reasons(spec.root, rules, cases), indent=1, ensure_ascii=True) + "\n"
 
 
 def _rules(spec: Spec) -> str:
@@ -89,7 +101,7 @@ def scenarios(spec: Spec) -> list[Trace]:
                 more["case"] = _client_case(session, client)
             side = "syncer" if file.role == "server" else "learner"
             first = 1 + 3 * number if file.share else 0
-            lines = play.Play(spec, session, _with(case, file), side, first).run()
+            lines = passages.Script(spec, session, _with(case, file), side, first).run()
             more |= {"side": side, **({"share": True} if file.share else {})}
             found.append(Trace(case.id, file.area, file.role, case.rules, case.expect, lines, case.doc, more))
     return found

@@ -89,7 +89,9 @@ end
 
 local function broken(item, id, detail)
     faults = faults + 1
-    item:add_proto_expert_info(breaches[id])
+    if breaches[id] ~= nil then
+        item:add_proto_expert_info(breaches[id])
+    end
     if detail then
         item:append_text(" [" .. detail .. "]")
     end
@@ -144,7 +146,7 @@ local function structure(name, count, tvb, at, tree)
         end
         if shown then
             branch:set_len(at - begin)
-            branch:append_text(string.format(": %s, %d values", MergeMode_NAMES[part.merge_mode] or "?", numel))
+            branch:append_text(string.format(": %s, %.0f values", MergeMode_NAMES[part.merge_mode] or "?", numel))
         end
         numels[i], most = numel, math.max(most, numel)
     end

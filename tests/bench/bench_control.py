@@ -1,7 +1,7 @@
 """What a round costs when the model weighs nothing, and 256 learners at once.
 
 The learners here are bare sockets driven by one process, which has as much to do as the syncer has: the
-rate is that of both. The raw limit is that process against a thread that echoes as many bytes over as many sockets.
+rate is that of both. Beside it stands how often that process could exchange as many bytes with an echo.
 """
 
 from __future__ import annotations

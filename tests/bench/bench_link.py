@@ -162,7 +162,7 @@ def alternate(*works: Callable[[], Any]) -> list[list[Any]]:
     results: list[list[Any]] = [[] for _ in works]
     for _ in range(REPEATS):
         for work, kept in zip(works, results, strict=True):
-            warm(3 << 30)
+            warm(3 << 29)
             kept.append(work())
     return results
 

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from yeto_proto import dtypes
 from yeto_proto._generated.sizes import push_bytes
 from yeto_proto._generated.types import Dtype, MergeMode
+from yeto_proto.pool import BufferPool
 from yeto_syncer.core import merge
-from yeto_syncer.core.jobs import Answer, Link, MergeJob, MergeTensors
+from yeto_syncer.core.jobs import Accumulator, Answer, FoldJob, Link, MergeJob, MergeTensors
 
 F32 = NDArray[np.float32]
 
@@ -68,13 +69,14 @@ def merge_rows(
 ) -> list[dict[str, Any]]:
     todo = job(mode, dtype, correction, numel)
     touched = LEARNERS * push_bytes(dtype, numel) + 4 * 4 * numel
-    source, copy = np.ones(numel, np.float32), np.zeros(numel, np.float32)
+    source, copy = np.ones(numel, np.float32), np.ones(numel, np.float32)
     rows = []
     for threads in THREADS:
+        memory = BufferPool()  # as in the syncer: a result is written where an older one stood
         with ThreadPoolExecutor(threads) as pool:
 
-            def run(map: merge.Map = pool.map) -> None:
-                assert merge.run(todo, map) is not None
+            def run(map: merge.Map = pool.map, empty: merge.Empty = memory.empty) -> None:
+                assert merge.run(todo, map, empty=empty) is not None
 
             run()
             values, raws = [], []
@@ -82,7 +84,7 @@ def merge_rows(
                 raws.append(source.nbytes / seconds(lambda: np.copyto(copy, source)) / 1e9)
                 values.append(touched / seconds(run) / 1e9)
             tracemalloc.start()
-            run()
+            run(empty=BufferPool().empty)
             peak = tracemalloc.get_traced_memory()[1] / 2**20
             tracemalloc.stop()
         result = 8 * numel / 2**20
@@ -106,6 +108,40 @@ def merge_rows(
                 "unit": "MiB",
                 "raw": result,
                 "ratio": peak / result,
+                "target": None,
+                "threads": threads,
+            }
+        )
+    return rows
+
+
+def fold_rows(numel: int) -> list[dict[str, Any]]:
+    """One answer folded on arrival: its values and the sums are read, the sums written."""
+    todo = job(MergeMode.AVG, Dtype.F32, False, numel)
+    source, copy = np.ones(numel, np.float32), np.ones(numel, np.float32)
+    rows = []
+    for threads in THREADS:
+        memory = BufferPool()
+        with ThreadPoolExecutor(threads) as pool:
+            sums = Accumulator(todo.tensors)
+
+            def fold(number: int, into: Accumulator = sums, map: merge.Map = pool.map) -> None:
+                answer = todo.answers[number % LEARNERS]
+                one = FoldJob(1, 1, 0, todo.momentum, todo.tensors, answer, False, into)
+                merge.fold(one, map, memory.empty)  # noqa: B023  # called in this turn of the loop only
+
+            fold(0)
+            raws, values = [], []
+            for number in range(1, 1 + REPEATS):
+                raws.append(source.nbytes / seconds(lambda: np.copyto(copy, source)) / 1e9)
+                values.append(3 * 4 * numel / seconds(lambda n=number: fold(n)) / 1e9)
+        rows.append(
+            {
+                "work": f"fold of one f32 answer, {numel / 1e6:.0f}M values, {counted(threads)}",
+                "value": statistics.median(values),
+                "unit": "GB/s",
+                "raw": statistics.median(raws),
+                "ratio": statistics.median(v / r for v, r in zip(values, raws, strict=True)),
                 "target": None,
                 "threads": threads,
             }
@@ -153,6 +189,7 @@ def rows(numel: int = NUMEL) -> list[dict[str, Any]]:
         *merge_rows("avg of 4 learners + Nesterov, q4", avg, Dtype.Q4, False, None, numel),
         *merge_rows("RDA of 4 learners, f32", rda, Dtype.F32, False, None, numel),
         *merge_rows("RDA of 4 learners with HeLoCo, f32", rda, Dtype.F32, True, 0.08, numel),
+        *fold_rows(numel),
         *iso_rows(),
     ]
 

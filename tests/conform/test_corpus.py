@@ -55,6 +55,8 @@ def test_every_accepted_frame_decodes_to_its_fields():
     for each, step in FRAMES:
         data = each.wire(step["wire"])
         session = fields.session(each.head["session"])
+        if "hello.hello_mac.mac" in each.rules:
+            continue  # a receiver with a key takes the MAC off first
         try:
             message = codec.decode(data[4], data[HEADER_BYTES:], session)
         except YetoError as error:
@@ -68,7 +70,10 @@ def test_every_accepted_frame_decodes_to_its_fields():
 
 
 def _inline(given):
-    return {key: trace.refer_inline(trace.resolve(value)) if isinstance(value, dict) else value for key, value in given.items()}
+    return {
+        key: trace.refer_inline(trace.resolve(value)) if isinstance(value, dict) else value
+        for key, value in given.items()
+    }
 
 
 def test_head_and_file_agree():

@@ -54,7 +54,7 @@ def test_the_plot_loads_nothing(study: dict[str, Any]) -> None:
     drawn = plot(study)
     assert drawn.count("<polyline") == 2 * 2 * (len(LEARNERS) + 1)
     assert not re.search(r"href|url\(|@import|<script|<image", drawn)
-    assert [each for each in re.findall(r"https?://[^\"]+", drawn)] == ["http://www.w3.org/2000/svg"]
+    assert re.findall(r"https?://[^\"]+", drawn) == ["http://www.w3.org/2000/svg"]
 
 
 def test_what_the_page_says_holds(study: dict[str, Any]) -> None:
@@ -73,4 +73,4 @@ def test_what_the_page_says_holds(study: dict[str, Any]) -> None:
     worst = at(study, CHIPS[-1], CHIP_YEARS[0], AT_RESTART_S)
     assert worst["decoupled"]["1"]["kept"] < 0.5 * worst["decoupled"]["1"]["steps"]
     first, last = study["quorums"][0], study["quorums"][-1]
-    assert last["kept"] < first["kept"] - 0.1 and abs(last["steps"] - first["steps"]) < 0.1
+    assert last["kept"] < first["kept"] - 0.02 and abs(last["steps"] - first["steps"]) < 0.05

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.e2e.crew import Crew
 from tests.e2e.processes import Processes, Syncer
 from tests.e2e.raw import dial
 from tests.e2e.test_learner_real_syncer import QUICK, STEPS, Fleet, wait_for
@@ -25,12 +26,10 @@ HOLD = ("--min-round-interval-ms", "50")
 
 
 @pytest.fixture
-def fleet() -> Iterator[Fleet]:
+def crew() -> Iterator[Crew]:
     """Learners that end with the test, however it ends."""
-    made = Fleet()
-    yield made
-    for learner in made.learners:
-        learner.client.close()
+    with Crew() as made:
+        yield made
 
 
 def url_of(syncer: Syncer, path: str) -> str:
@@ -61,7 +60,7 @@ class Scrape:
         return sum(found)
 
 
-def test_a_run_as_prometheus_sees_it(processes: Processes, fleet: Fleet, tmp_path: Path) -> None:
+def test_a_run_as_prometheus_sees_it(processes: Processes, crew: Crew, tmp_path: Path) -> None:
     path = str(tmp_path / "state.ckpt")
     # A third learner never comes, so that the run cannot end before the test has seen what it wants to see.
     syncer = processes.syncer(
@@ -77,8 +76,8 @@ def test_a_run_as_prometheus_sees_it(processes: Processes, fleet: Fleet, tmp_pat
         sock.sendall(bytes(100))
         while sock.recv(4096):
             pass
-    fleet.start(f"127.0.0.1:{syncer.port}")
-    wait_for(lambda: fleet.learners[0].global_step >= 6 or bool(fleet.errors))
+    crew.start(f"127.0.0.1:{syncer.port}", 0, 1)
+    wait_for(lambda: crew.steps.get(0, 0) >= 6 or bool(crew.errors))
     during = Scrape(url)
     assert during.value("phase", phase="training") == 1
     assert during.value("global_step") >= 5
@@ -104,14 +103,12 @@ def test_a_run_as_prometheus_sees_it(processes: Processes, fleet: Fleet, tmp_pat
     assert during.value("checkpoint_step") >= 2
     assert during.value("checkpoint_age_seconds") >= 0
     assert "process_resident_memory_bytes" in during.families
-    fleet.learners[1].client.close()
-    fleet._threads[1].join(WAIT)
+    crew.leave(1)
     wait_for(lambda: Scrape(url).value("learners_connected") == 1)
     gone = Scrape(url)
     assert gone.value("learner_connected", learner="1") == 0
     assert gone.value("learners_left_total") == 1
-    fleet.learners[0].client.close()
-    fleet.join(errors=2)
+    crew.leave(0)
     syncer.signal(15)
     syncer.signal(15)
     syncer.wait()

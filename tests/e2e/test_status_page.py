@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.browser.chromium import Browser
+from tests.e2e.crew import Crew
 from tests.e2e.processes import Processes, Syncer
-from tests.e2e.test_learner_real_syncer import Fleet, wait_for
+from tests.e2e.test_learner_real_syncer import wait_for
 from yeto_syncer.tape_cli import main as yeto_tape
 
 WAIT = 60.0
@@ -48,12 +49,10 @@ def served(processes: Processes, tmp_path: Path) -> tuple[Syncer, str, Path]:
 
 
 @pytest.fixture
-def fleet() -> Iterator[Fleet]:
+def crew() -> Iterator[Crew]:
     """Learners that end with the test, however it ends."""
-    made = Fleet()
-    yield made
-    for learner in made.learners:
-        learner.client.close()
+    with Crew() as made:
+        yield made
 
 
 def state(url: str) -> dict[str, object]:
@@ -62,13 +61,13 @@ def state(url: str) -> dict[str, object]:
         return found
 
 
-def test_the_state_of_a_run(processes: Processes, fleet: Fleet, tmp_path: Path) -> None:
+def test_the_state_of_a_run(processes: Processes, crew: Crew, tmp_path: Path) -> None:
     syncer, url, tape = served(processes, tmp_path)
     before = state(url)
     assert before["phase"] == "waiting"
     assert "0 of 3 learners are here." in before["warnings"]
-    fleet.start(f"127.0.0.1:{syncer.port}")
-    wait_for(lambda: fleet.learners[0].global_step >= 8 or bool(fleet.errors))
+    crew.start(f"127.0.0.1:{syncer.port}", 0, 1)
+    wait_for(lambda: crew.steps.get(0, 0) >= 8 or bool(crew.errors))
     during = state(url)
     assert during["live"] and during["phase"] == "training"
     assert during["step"] >= 7 and during["rate"] > 0
@@ -79,12 +78,10 @@ def test_the_state_of_a_run(processes: Processes, fleet: Fleet, tmp_path: Path) 
     assert during["checkpoint"]["step"] >= 5
     assert [bar["step"] for bar in during["rounds"]] == sorted(bar["step"] for bar in during["rounds"])
     assert any("joined" in event["text"] for event in during["events"])
-    fleet.learners[1].client.close()
-    fleet._threads[1].join(WAIT)
+    crew.leave(1)
     wait_for(lambda: state(url)["learners"][1]["state"] == "away")
     assert any("Learner 1 is away" in text for text in state(url)["warnings"])
-    fleet.learners[0].client.close()
-    fleet.join(errors=2)
+    crew.leave(0)
     syncer.signal(15)
     syncer.signal(15)
     syncer.wait()
@@ -95,13 +92,13 @@ def test_the_state_of_a_run(processes: Processes, fleet: Fleet, tmp_path: Path) 
 
 
 @pytest.mark.full
-def test_in_a_browser(processes: Processes, fleet: Fleet, tmp_path: Path) -> None:
+def test_in_a_browser(processes: Processes, crew: Crew, tmp_path: Path) -> None:
     syncer, url, tape = served(processes, tmp_path)
     with Browser() as browser:
         browser.open(url)
         browser.until("document.body.dataset.state == 'live'")
         assert "0 of 3 learners are here." in browser.text()
-        fleet.start(f"127.0.0.1:{syncer.port}")
+        crew.start(f"127.0.0.1:{syncer.port}", 0, 1)
         browser.until("Number(document.body.dataset.step) >= 12")
         step = int(browser.evaluate("document.body.dataset.step"))
         browser.until(f"Number(document.body.dataset.step) > {step}")  # it lives
@@ -114,12 +111,11 @@ def test_in_a_browser(processes: Processes, fleet: Fleet, tmp_path: Path) -> Non
         assert browser.evaluate("document.querySelectorAll('#rounds .round').length") >= 8
         assert browser.evaluate("document.querySelectorAll('#curve-ms polyline').length") == 1
         assert browser.evaluate("document.querySelectorAll('#curve-staleness polyline').length") == 2
-        fleet.learners[1].client.close()
+        crew.leave(1)
         browser.until("document.querySelector('[data-learner=\"1\"]').innerText.includes('away')")
         browser.until("document.getElementById('warnings').innerText.includes('Learner 1 is away')")
         browser.screenshot(PICTURES / "status.png")
-        fleet.learners[0].client.close()
-        fleet.join(errors=2)
+        crew.leave(0)
         assert browser.problems == []
         syncer.signal(15)
         syncer.signal(15)

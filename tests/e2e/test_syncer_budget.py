@@ -36,6 +36,8 @@ def start(processes: Processes, path: Path) -> tuple[Syncer, list[Trainer]]:
     return syncer, learners
 
 
+@pytest.mark.rule("syncer.budget.cutoff")
+@pytest.mark.rule("syncer.budget.consolidation")
 def test_the_cutoff_leaves_an_unmarked_checkpoint_and_the_run_can_be_consolidated(
     processes: Processes, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from tests.e2e.raw import Trainer, drive, hello, train
 from tests.e2e.test_syncer_run import initial, small_layout
 from yeto_proto._generated.messages import BcastFragment, FinalFragment, PullReq
 from yeto_proto.files import read_final_state, read_snapshot
+from yeto_syncer.tape_file import faults
 
 ROOT = Path(__file__).parents[2]
 WAIT = 60.0
@@ -39,7 +40,8 @@ def told(tape: Path) -> list[dict[str, Any]]:
 
 
 def commits(records: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The merge records by step; each step is told once."""
+    """The merge records by step; each step is told once, and every record is as the specification has it."""
+    assert [fault for record in records for fault in faults(record)] == []
     found = [record for record in records if "event" not in record]
     assert [record["step"] for record in found] == list(range(1, len(found) + 1))
     return {record["step"]: record for record in found}
@@ -100,7 +102,7 @@ def test_a_learner_that_is_killed_in_a_round_and_stays_away_is_left_out_of_the_n
     tape = tmp_path / "tape.jsonl"
     syncer = processes.syncer(
         *("--learners", "2", "--quorum", "2", "--total-steps", "5", *ONE_BY_ONE, "--event-tape", str(tape)),
-        *("--quorum-timeout-s", "3", "--final-ack-timeout-s", "60"),
+        *("--quorum-timeout-s", "5", "--final-ack-timeout-s", "60"),
     )
     victim = started(processes, syncer, 1, "--hold-at", "3")
     syncer.stderr.wait_for("learner connected learner=1", WAIT)
@@ -120,7 +122,6 @@ def test_a_learner_that_is_killed_in_a_round_and_stays_away_is_left_out_of_the_n
     discarded = [record for record in of(records, "attempt_discarded") if record["step"] == 3]
     assert [record["attempt"] for record in discarded] == list(range(1, third["attempt"]))
     assert max(record["answers"] for record in discarded) == 1
-    assert first.answered[-1].round_attempt == 1, "later rounds need one attempt"
     assert all(commits(records)[step]["expected"] == [0] for step in (4, 5))
 
 
@@ -253,7 +254,7 @@ def test_a_stalled_learner_is_skipped_after_the_grace_and_takes_part_again(
     tape = tmp_path / "tape.jsonl"
     syncer = processes.syncer(
         *("--learners", "2", "--quorum", "1", "--total-steps", "1000000", *ONE_BY_ONE),
-        *("--grace-ms", "300", "--grace-gamma", "1", "--grace-tau", "1000", "--outer-momentum", "0"),
+        *("--grace-ms", "300", "--grace-gamma", "1", "--grace-tau", "100000", "--outer-momentum", "0"),
         *("--event-tape", str(tape), "--checkpoint-path", str(tmp_path / "state.ckpt")),
     )
     stalled = started(processes, syncer, 1)

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -367,6 +368,32 @@ def test_a_large_message_is_shown_as_its_chunks(tmp_path: Path) -> None:
     limited = shown(path, "-o", "yeto.message_mib:2")
     assert len(limited) == 4
     assert not any(">" in each for each in limited)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_bytes_confuse_it(tmp_path: Path, seed: int) -> None:
+    """Changed frames on four hundred connections: none of them makes the dissector fail."""
+    random = Random(seed)
+    frames = [wire(message) for _, message, _ in MESSAGES]
+    frames += [wire(hello(LAYOUT, 0)), wire(DataHello(0, 1, 0)), *chunks(MESSAGES[0][1], [9, 20])]
+    capture = Capture()
+    opened(capture)
+    for number in range(400):
+        connection = capture.connect()
+        if random.random() < 0.5:
+            connection.send(True, wire(hello(LAYOUT, 0, generation=number + 2)))
+        for _ in range(random.randint(1, 3)):
+            chosen = random.choice(frames)
+            body = bytearray(chosen[13:])
+            for _ in range(random.randint(0, 3)):
+                at = random.randint(0, len(body))
+                if random.random() < 0.4:
+                    del body[at:]
+                else:
+                    body[at : at + 1] = random.choice([b"", b"\0", b"\1\2", b"\xff\xff\xff"])
+            connection.send(random.random() < 0.5, frame(chosen[4], bytes(body)))
+    text = tshark(capture.write(tmp_path / "any.pcap"), "-V", "-O", "yeto")
+    assert text.count("Expert Info") > 100
 
 
 def test_a_real_run_over_loopback(processes: Processes, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -60,6 +61,11 @@ class Anchors(RuleBasedStateMachine):
         mode = self.boundary.mode_of(update)
         self.boundary.installed(update, mode)
         return mode
+
+    @rule(attempt=st.integers(1, 2))
+    def train_until_it_may_answer(self, attempt: int) -> None:
+        self.train(MIN_STEPS)
+        self.pull(1, attempt)
 
     @rule(steps=st.integers(1, MIN_STEPS))
     def train(self, steps: int) -> None:
@@ -140,7 +146,7 @@ class Anchors(RuleBasedStateMachine):
     @precondition(lambda self: self.state is not AnchorState.FINAL)
     def final_cut(self, number: int) -> None:
         """Not in every example: nothing comes after it. It may be the first thing that a learner gets."""
-        if number < 9:
+        if number not in (5, 6):
             return
         self.boundary.finalized(FinalManifest(self.version + 1, (self.version + 1,)))
         self.take(AnchorInput.CUT)
@@ -153,6 +159,6 @@ class Anchors(RuleBasedStateMachine):
         assert fragment.spent_step == self.spent_for
 
 
+@pytest.mark.timeout(600)
 def test_anchors_go_where_the_machine_leads() -> None:
-    explore(Anchors, examples=300, steps=40)
-    assert walks.missing(WITHOUT_EFFECT) == []
+    explore(Anchors, lambda: walks.missing(WITHOUT_EFFECT), examples=80, steps=30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -172,6 +173,6 @@ class Cutoffs(RuleBasedStateMachine):
         assert len(self.run.of(Merge)) <= self.merges + (self.state is BudgetState.FAILED)
 
 
+@pytest.mark.timeout(600)
 def test_a_cutoff_goes_where_the_machine_leads() -> None:
-    explore(Cutoffs, examples=250, steps=25)
-    assert walks.missing(WITHOUT_EFFECT) == []
+    explore(Cutoffs, lambda: walks.missing(WITHOUT_EFFECT), examples=90, steps=25)

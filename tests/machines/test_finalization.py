@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -208,6 +209,6 @@ class Terminal(RuleBasedStateMachine):
         assert told == self.let_go
 
 
+@pytest.mark.timeout(600)
 def test_the_terminal_exchange_goes_where_the_machine_leads() -> None:
-    explore(Terminal, examples=400, steps=40)
-    assert walks.missing(WITHOUT_EFFECT) == []
+    explore(Terminal, lambda: walks.missing(WITHOUT_EFFECT), examples=120, steps=25)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -28,7 +29,7 @@ SOFT = 6.0
 STOPPING = 8.0
 BUDGET_STEPS = 1000
 FRAGMENTS = 3
-RARE = st.integers(0, 7)  # what ends a run happens at 7 only
+RARE = st.integers(0, 6)  # what ends a run happens at 4 only
 
 walks: Walks[RoundState, RoundInput] = Walks(ROUND)
 
@@ -228,7 +229,7 @@ class Rounds(RuleBasedStateMachine):
     @precondition(lambda self: self.active and self.stopped_at is None and self.run.saving is None)
     def stop(self, rare: int) -> None:
         """A signal: rounds in flight may still close, for a while."""
-        if rare == 7:
+        if rare == 4:
             self.stopped_at = self.run.now
             self.listen(lambda: self.run.feed(Stop(15)))
 
@@ -236,7 +237,7 @@ class Rounds(RuleBasedStateMachine):
     @precondition(lambda self: self.active and self.run.saving is None)
     def close_the_budget_gate(self, rare: int) -> None:
         """The first report of a budget gives every round up that is not committed yet."""
-        if rare == 7:
+        if rare == 4:
             self.gate = True
             report = BudgetDone(BUDGET_STEPS)
             self.listen(lambda: self.peers[0].send(report), given_up=True)
@@ -292,6 +293,6 @@ def all_closed(rounds: dict[int, Seen], committed: int) -> bool:
     return all(rounds[step].state is RoundState.COMMITTED for step in rounds if step <= committed)
 
 
+@pytest.mark.timeout(600)
 def test_rounds_go_where_the_machine_leads() -> None:
-    explore(Rounds, examples=200, steps=50)
-    assert walks.missing() == []
+    explore(Rounds, lambda: walks.missing(), examples=80, steps=45)

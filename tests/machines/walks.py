@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from yeto_proto.machine import Machine
+
+ROUNDS = 12  # most of them end after the first or second
 
 S = TypeVar("S", bound=StrEnum)
 I = TypeVar("I", bound=StrEnum)  # noqa: E741  # the inputs, as in the literature
@@ -38,16 +40,22 @@ class Walks(Generic[S, I]):
         ]
 
 
-def explore(driver: type[RuleBasedStateMachine], examples: int, steps: int) -> None:
-    """Run a state machine with the same examples every time, so that what it has covered is the same too."""
-    run_state_machine_as_test(
-        driver,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
+def explore(
+    driver: type[RuleBasedStateMachine], covered: Callable[[], Sequence[str]], *, examples: int, steps: int
+) -> None:
+    """Run a state machine, the same examples every time, and go on until `covered` names nothing more.
+
+    Raises AssertionError with what is still missing after `ROUNDS` times as many examples.
+    """
+    chosen = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
     )
+    for number in range(ROUNDS):
+        run_state_machine_as_test(seed(number)(driver), settings=chosen)
+        if not covered():
+            return
+    raise AssertionError(f"never walked: {', '.join(covered())}")

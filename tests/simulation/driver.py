@@ -140,9 +140,6 @@ class Driver:
         self.marker: int | None = None
         self.exit: Exit | None = None
         self.timer: float | None = None
-        # Called with each event before it is fed, and with each save that became durable.
-        self.spy: Callable[[Event], None] | None = None
-        self.landed: Callable[[Save], None] | None = None
         self._watch = watch
         self._events: deque[Event] = deque()
         self._effects: deque[Effect] = deque()
@@ -161,8 +158,6 @@ class Driver:
             while self._events:
                 event = self._events.popleft()
                 if self.exit is None:
-                    if self.spy is not None:
-                        self.spy(event)
                     self._effects.extend(self.core.step(self.now, event))
                     self._perform()
             self._busy = False
@@ -326,8 +321,6 @@ class Driver:
                 self._effects = deque(each for each in self._effects if isinstance(each, Exit))
             return SaveFailed(save.kind, save.snapshot.global_step, error)
         self.disk = save.snapshot
-        if self.landed is not None:
-            self.landed(save)
         return Saved(save.kind, save.snapshot.global_step)
 
     def _end_save(self, save: Save, error: str | None) -> list[Effect]:

@@ -15,13 +15,12 @@ WIDTH, HEIGHT = 760, 700
 LEFT, RIGHT, PANEL, GAP, TOP = 56, 190, 270, 66, 30
 COLOURS: Final = {"job": "#c0392b", 1: "#8e8e8e", 2: "#d68910", 4: "#1e8449", 8: "#2471a3", 16: "#7d3c98"}
 STYLE: Final = """
-text { font: 12px system-ui, sans-serif; fill: #333 }
+text { font: 12px system-ui, sans-serif; fill: #808080 }
 .title { font-size: 14px; font-weight: 600 }
 .grid { stroke: #8884; stroke-width: 1 }
 .mark { stroke: #888; stroke-dasharray: 2 4 }
 polyline { fill: none; stroke-width: 2 }
 .job { stroke-dasharray: 6 4 }
-@media (prefers-color-scheme: dark) { text { fill: #ddd } }
 """
 
 

@@ -1,4 +1,4 @@
-"""The goodput study: its formulas against chance, its runs against its formulas, and against what is published."""
+"""The goodput study: formulas against chance, runs against formulas, published figures against runs."""
 
 from __future__ import annotations
 
@@ -67,27 +67,31 @@ def test_a_seed_is_a_run() -> None:
 
 
 def test_completed_steps_follow_the_time_that_learners_are_there() -> None:
-    """Over a longer time than in the study, so with little noise: the coordinator holds nobody up."""
-    point = Point(learners=4, mean_s=60.0, restart_s=20.0, horizon_s=4000.0)
+    """Over more failures than in the study, so with little noise: the coordinator holds nobody up."""
+    point = Point(learners=3, mean_s=30.0, restart_s=10.0, horizon_s=1000.0)
     outcome = play(point, SEED)
-    assert outcome.failures > 150
-    assert outcome.steps == pytest.approx(synchronous(60.0, 20.0), abs=0.02)
-    assert 0.5 * outcome.steps < outcome.merged < outcome.steps
+    assert outcome.failures > 60
+    assert outcome.steps == pytest.approx(synchronous(30.0, 10.0), abs=0.025)
+    assert 0.3 * outcome.steps < outcome.merged < outcome.steps
 
 
 def test_quiet_stretches_count_as_if_they_were_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = Point(learners=2, mean_s=400.0, restart_s=30.0, horizon_s=3000.0)
+    point = Point(learners=2, mean_s=400.0, restart_s=30.0, horizon_s=1500.0)
     short = play(point, SEED)
     monkeypatch.setattr("tests.study.world.SETTLE_S", math.inf)
     whole = play(point, SEED)
-    assert short.failures == whole.failures and short.rounds < 0.75 * whole.rounds
+    assert short.failures == whole.failures and short.rounds < 0.8 * whole.rounds
     assert short.steps == pytest.approx(whole.steps, abs=0.003)
     assert short.merged == pytest.approx(whole.merged, abs=0.01)
 
 
 @pytest.mark.parametrize(
     ("chips", "years", "restart", "learners"),
-    [(2_400_000, 0.25, 10.0, 2), (2_400_000, 0.25, 600.0, 4), (1_200_000, 1.0, 71.0, 8)],
+    [
+        (2_400_000, 0.25, 10.0, 2),
+        (2_400_000, 0.25, 600.0, 4),
+        pytest.param(1_200_000, 1.0, 71.0, 8, marks=pytest.mark.full),
+    ],
 )
 def test_a_published_point_is_found_again(
     study: dict[str, Any], chips: int, years: float, restart: float, learners: int
@@ -99,6 +103,7 @@ def test_a_published_point_is_found_again(
     assert figures(play(failing(learners, chips, years, restart), SEED), base) == told
 
 
+@pytest.mark.full
 def test_a_published_quorum_is_found_again(study: dict[str, Any]) -> None:
     point = with_quorum(AT_LEARNERS)
     base = play(quiet(AT_LEARNERS), SEED).merged
@@ -119,7 +124,7 @@ def test_the_figures_are_those_of_the_whole_grid(study: dict[str, Any]) -> None:
 
 
 def test_a_round_of_everybody_waits_for_those_that_are_away() -> None:
-    point = replace(with_quorum(AT_LEARNERS), horizon_s=600.0)
-    one, everybody = play(replace(point, quorum=1), SEED), play(point, SEED)
-    assert everybody.merged < 0.8 * one.merged
-    assert everybody.answers > one.answers
+    point = Point(learners=3, mean_s=100.0, restart_s=50.0, quorum_timeout_s=60, horizon_s=600.0)
+    one, everybody = play(point, SEED), play(replace(point, quorum=3), SEED)
+    assert everybody.merged / everybody.steps < 0.95 * one.merged / one.steps
+    assert everybody.rounds < 0.8 * one.rounds

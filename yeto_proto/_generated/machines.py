@@ -297,7 +297,7 @@ class BudgetState(StrEnum):
     SAVING = "saving"
     #: Exit 0, without FINAL_MANIFEST and without SHUTDOWN.
     ENDED = "ended"
-    #: Exit 1. No checkpoint is written.
+    #: Exit 1. No checkpoint is begun; one that is being written is not called off.
     FAILED = "failed"
 
 

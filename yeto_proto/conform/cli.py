@@ -15,7 +15,11 @@ from typing import Final
 
 from . import matrix, mutants, pages, report, runner, show, sut, trace
 from .groups import CUTS
+from .pcap import read_pcap
 from .processes import NotStartedError
+from .proxy import Proxy
+from .recorder import REDACTIONS, Recorder
+from .replay import as_server_case
 from .verdict import Result
 
 __all__ = ["main"]
@@ -91,6 +95,23 @@ def _parser() -> argparse.ArgumentParser:
     showing = commands.add_parser("show", help="print a case or a recorded trace for people")
     showing.add_argument("trace", help="the id of a case, or a file")
     showing.set_defaults(run=_show)
+    recording = commands.add_parser("record", help="record what learners and a syncer say to each other")
+    recording.add_argument(
+        "--listen", metavar="HOST:PORT", help="where learners connect; port 0 takes a free one"
+    )
+    recording.add_argument("--connect", metavar="HOST:PORT", help="the syncer")
+    recording.add_argument("--pcap", type=Path, help="read a libpcap file of plain TCP instead")
+    recording.add_argument(
+        "--port", type=int, default=29400, help="the syncer's port in the pcap (default: 29400)"
+    )
+    recording.add_argument(
+        "--out", type=Path, required=True, help="the trace; long bytes go to blobs beside it"
+    )
+    recording.add_argument("--redact", choices=REDACTIONS, default="none", help="leave tensor bytes out")
+    recording.add_argument(
+        "--setting", action="append", default=[], metavar="NAME=VALUE", help="of the syncer, for a replay"
+    )
+    recording.set_defaults(run=_record)
     judging = commands.add_parser(
         "mutants", help="check that every mutant is found at the rule that it breaks"
     )
@@ -111,7 +132,9 @@ def _selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--role", action="append", choices=[*runner.ROLES, *runner.ROLES.values()], default=[]
     )
-    parser.add_argument("--corpus", type=Path, default=trace.CORPUS, help="a folder of traces")
+    parser.add_argument(
+        "--corpus", type=Path, default=trace.CORPUS, help="a folder of traces, or a recorded trace"
+    )
 
 
 def _run_parser(parser: argparse.ArgumentParser) -> None:
@@ -134,14 +157,20 @@ def _run_parser(parser: argparse.ArgumentParser) -> None:
 def _selected(options: argparse.Namespace) -> list[trace.Trace]:
     roles = {name for role, shown in runner.ROLES.items() for name in (role, shown) if name in options.role}
     wanted = {role for role, shown in runner.ROLES.items() if {role, shown} & roles}
+    corpus = [trace.load(options.corpus)] if options.corpus.is_file() else trace.load_corpus(options.corpus)
     found = [
         each
-        for each in trace.select(trace.load_corpus(options.corpus), options.select)
+        for each in trace.select(map(_replayed, corpus), options.select)
         if not wanted or each.role in wanted
     ]
     if not found:
         raise UsageError("nothing was selected; `yeto-conform list` shows what there is", NOTHING_SELECTED)
     return found
+
+
+def _replayed(each: trace.Trace) -> trace.Trace:
+    """A recorded run as a case of a syncer."""
+    return as_server_case(each) if each.role == "record" else each
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -220,10 +249,12 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _coverage(traces: Sequence[trace.Trace]) -> int:
+    gaps = json.loads((trace.CORPUS / "uncovered.json").read_text(encoding="utf-8"))
     for rule in pages.rule_texts():
         own = [each for each in traces if rule in each.rules]
         kinds = [sum(each.head["expect"] == kind for each in own) for kind in ("accept", "refuse")]
-        print(f"{rule:44} {kinds[0]:3} accept {kinds[1]:3} refuse")
+        why = f"  ({gaps[rule]})" if rule in gaps else ""
+        print(f"{rule:44} {kinds[0]:3} accept {kinds[1]:3} refuse{why}")
     return 0
 
 
@@ -238,6 +269,58 @@ def _show(options: argparse.Namespace) -> int:
         found = matching[0]
     print(show.show(found, pages.rule_texts()))
     return 0
+
+
+def _record(options: argparse.Namespace) -> int:
+    if (options.pcap is None) == (options.listen is None) or (options.listen is None) != (
+        options.connect is None
+    ):
+        raise UsageError("record: give --listen and --connect, or --pcap")
+    settings = dict(_setting(each) for each in options.setting)
+    try:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        recorder = Recorder(options.out.parent, options.redact)
+        if options.pcap is not None:
+            count = read_pcap(options.pcap, options.port, recorder)
+        else:
+            count = _serve(recorder, _address(options.listen), _address(options.connect))
+        recorded = recorder.trace(options.out.stem, settings)
+        trace.save(recorded, options.out)
+    except OSError as error:
+        raise UsageError(f"record: {error.strerror or error}; {options.listen or options.pcap}") from None
+    print(f"wrote {options.out}: {count} connections, {len(recorded.steps)} steps")
+    return 0
+
+
+def _serve(recorder: Recorder, listen: tuple[str, int], connect: tuple[str, int]) -> int:
+    """Pass bytes on until every connection has ended, or until SIGINT."""
+    proxy = Proxy(recorder, listen, connect)
+    host, port = proxy.address
+    print(f"recording on {host}:{port}", flush=True)
+    try:
+        proxy.wait_idle()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        proxy.close()
+    return proxy.taken
+
+
+def _setting(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--setting {text}: is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit():
+        raise UsageError(f"{text}: is not HOST:PORT")
+    return host, int(port)
 
 
 def _mutants(options: argparse.Namespace) -> int:

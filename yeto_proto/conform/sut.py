@@ -73,6 +73,12 @@ class Sut:
             line += [_filled(str(each), {**values, "value": _filled(shown, values)}) for each in form]
         return line
 
+    def understood(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Those settings that the server's command line can say."""
+        forms = self.roles["server"].get("settings", {})
+        line = " ".join(map(str, self.roles["server"]["command"]))
+        return {name: value for name, value in settings.items() if name in forms or f"{{{name}}}" in line}
+
     def known_failure(self, trace: Trace, role: str) -> str | None:
         """Why this case may fail, if it may."""
         return next((each.why for each in self.known if each.fits(trace, role)), None)

@@ -85,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     options = _parser().parse_args(arguments)
     try:
-        return _guarded(options)
+        code = _guarded(options)
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:
         # Whoever read the output has gone (`| head`). Python flushes standard output once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -117,6 +117,8 @@ def _contents(first: Contents, second: Contents, found: Difference) -> None:
     for number, (one, other) in enumerate(zip(first.versions, second.versions, strict=False)):
         if one != other:
             found.fields.append((f"fragment {number} version", one, other))
+    if np.array_equal(first.ledger, second.ledger):
+        return
     ledgers = [{entry[0]: entry[1:] for entry in each.ledger.tolist()} for each in (first, second)]
     for learner in sorted({*ledgers[0], *ledgers[1]}):
         entries = [ledger.get(learner) for ledger in ledgers]

@@ -138,6 +138,12 @@ def _head(head: SnapshotHead, wanted: Wanted, verdict: Verdict) -> None:
     if wanted.layout is not None:
         layout = wanted.layout
         verdict.check(lambda: check_fragment_count(head.num_fragments, layout), at)
+        grouped = [each for each in range(layout.num_fragments) if len(layout.numels(each)) != 1]
+        if head.version is SnapshotVersion.V2 and grouped:
+            verdict.notes.append(
+                "a V2 checkpoint is resumed only where each fragment is one tensor, and fragment "
+                f"{grouped[0]} is not: migrate it"
+            )
 
 
 def _numel(number: int, numel: int, layout: NumericLayout, offset: int, verdict: Verdict) -> None:
@@ -184,6 +190,8 @@ def _trailer(trailer: Trailer, start: int, wanted: Wanted, head: SnapshotHead, v
         verdict.faults.append(
             Fault(what, "contract", offset, wanted.contract.hex(), seen, "snapshot.contract.session")
         )
+    if head.version is SnapshotVersion.V3 and trailer.contract is None:
+        verdict.notes.append("it has no session contract: only a session without one of its own resumes it")
     if not TRAILERS[trailer.form].resume:
         verdict.notes.append(f"a policy sweep of {trailer.sweep_fragments} fragments is never resumed")
 

@@ -647,6 +647,10 @@ function answer(line) {
 // the replacer sees its value.)
 const json = (value) => JSON.stringify(value, function (key) { return plain(this[key]); });
 
-require("node:readline")
-  .createInterface({ input: process.stdin })
-  .on("line", (line) => process.stdout.write(`${json(answer(line))}\n`));
+module.exports = { Refused, Receiver, decode, encode, sessionOf, fingerprint, encodeQ4, decodeQ4, encodeBf16, decodeBf16 };
+Object.assign(module.exports, { readSnapshot, writeSnapshot, readMarker, readFinalState, judgeStart, judgeSession });
+
+if (require.main === module) {
+  const lines = require("node:readline").createInterface({ input: process.stdin });
+  lines.on("line", (line) => process.stdout.write(`${json(answer(line))}\n`));
+}

@@ -94,69 +94,99 @@ FRAMES = {
                 type = "u16",
                 size = 2,
                 rules = {
-                    {id = "hello.protocol_version.must", holds = function(m) return m.protocol_version == 4 end},
+                    {
+                        id = "hello.protocol_version.must",
+                        holds = function(m) return m.protocol_version == 4 end,
+                    },
                 },
-},
+            },
             {
                 name = "learner_id",
                 type = "u32",
                 size = 4,
-},
+            },
             {
                 name = "connection_generation",
                 type = "u64",
                 size = 8,
                 rules = {
-                    {id = "hello.connection_generation.must", holds = function(m) return m.connection_generation ~= 0 end},
+                    {
+                        id = "hello.connection_generation.must",
+                        holds = function(m) return m.connection_generation ~= 0 end,
+                    },
                 },
-},
+            },
             {
                 name = "dtype",
                 type = "u8",
                 size = 1,
                 fixes = "dtype",
                 rules = {
-                    {id = "hello.dtype.must", holds = function(m) return Dtype_NAMES[m.dtype] ~= nil end},
-                    {id = "hello.dtype.session", holds = function(m, c) return not c.session or m.dtype == c.session.dtype end},
+                    {
+                        id = "hello.dtype.must",
+                        holds = function(m) return Dtype_NAMES[m.dtype] ~= nil end,
+                    },
+                    {
+                        id = "hello.dtype.session",
+                        holds = function(m, c) return not c.session or m.dtype == c.session.dtype end,
+                    },
                 },
-},
+            },
             {
                 name = "num_fragments",
                 type = "u32",
                 size = 4,
                 rules = {
-                    {id = "hello.num_fragments.must", holds = function(m) return m.num_fragments >= 1 end},
-                    {id = "hello.num_fragments.fits", holds = function(m) return m.num_fragments <= math.floor(m.left / 5) end},
+                    {
+                        id = "hello.num_fragments.must",
+                        holds = function(m) return m.num_fragments >= 1 end,
+                    },
+                    {
+                        id = "hello.num_fragments.fits",
+                        holds = function(m) return m.num_fragments <= math.floor(m.left / 5) end,
+                    },
                 },
-},
+            },
             {
                 name = "layout",
                 structure = "layout",
                 count = "num_fragments",
                 fixes = "layout",
                 rules = {
-                    {id = "hello.layout.alloc", holds = function(m) return (bulk_bytes(F32, m.max_numel) + 13) + 48 <= 1099511627776 end},
-                    {id = "hello.layout.session", holds = function(m, c) return not c.session or m.layout == c.session.layout end},
+                    {
+                        id = "hello.layout.alloc",
+                        holds = function(m) return (bulk_bytes(F32, m.max_numel) + 13) + 48 <= 1099511627776 end,
+                    },
+                    {
+                        id = "hello.layout.session",
+                        holds = function(m, c) return not c.session or m.layout == c.session.layout end,
+                    },
                 },
-},
+            },
             {
                 name = "layout_fingerprint",
                 type = "digest",
                 size = 32,
                 fixes = "fingerprint",
                 rules = {
-                    {id = "hello.layout_fingerprint.session", holds = function(m, c) return not c.session or m.layout_fingerprint == c.session.fingerprint end},
+                    {
+                        id = "hello.layout_fingerprint.session",
+                        holds = function(m, c) return not c.session or m.layout_fingerprint == c.session.fingerprint end,
+                    },
                 },
-},
+            },
             {
                 name = "session_contract_hash",
                 type = "digest",
                 size = 32,
                 fixes = "contract",
                 rules = {
-                    {id = "hello.session_contract_hash.session", holds = function(m, c) return not c.session or m.session_contract_hash == c.session.contract end},
+                    {
+                        id = "hello.session_contract_hash.session",
+                        holds = function(m, c) return not c.session or m.session_contract_hash == c.session.contract end,
+                    },
                 },
-},
+            },
             {
                 name = "syncer_profile_hash",
                 type = "digest",
@@ -164,23 +194,32 @@ FRAMES = {
                 present = function(m) return m.left == 32 + 2 end,
                 fixes = "profile",
                 before = {
-                    {id = "hello.syncer_profile_hash.length", holds = function(m) return m.left == 2 or m.left == 32 + 2 end},
+                    {
+                        id = "hello.syncer_profile_hash.length",
+                        holds = function(m) return m.left == 2 or m.left == 32 + 2 end,
+                    },
                 },
                 rules = {
-                    {id = "hello.syncer_profile_hash.session", holds = function(m, c) return not c.session or m.syncer_profile_hash == c.session.profile end},
+                    {
+                        id = "hello.syncer_profile_hash.session",
+                        holds = function(m, c) return not c.session or m.syncer_profile_hash == c.session.profile end,
+                    },
                 },
-},
+            },
             {
                 name = "num_streams",
                 type = "u16",
                 size = 2,
                 rules = {
-                    {id = "hello.num_streams.must", holds = function(m) return m.num_streams <= 256 end},
+                    {
+                        id = "hello.num_streams.must",
+                        holds = function(m) return m.num_streams <= 256 end,
+                    },
                 },
-},
+            },
         },
         extension = {name = "hello_mac", bytes = 32},
-},
+    },
     [2] = {
         name = "INIT_PARAMS",
         slug = "init_params",
@@ -192,21 +231,30 @@ FRAMES = {
                 type = "u32",
                 size = 4,
                 rules = {
-                    {id = "init_params.fragment_id.must", holds = function(m, c) return not c.session or m.fragment_id < c.session.num_fragments end},
+                    {
+                        id = "init_params.fragment_id.must",
+                        holds = function(m, c) return not c.session or m.fragment_id < c.session.num_fragments end,
+                    },
                 },
-},
+            },
         },
         bulk = {
             name = "tensor",
             encodings = {[F32] = F32, [BF16] = BF16, [Q4] = BF16},
             rules = {
-                {id = "init_params.tensor.length", holds = function(m, c) return not (c.session and c.session.numels[m.fragment_id]) or len(m.tensor) == bulk_bytes(c.session.dtype, c.session.numels[m.fragment_id]) end},
+                {
+                    id = "init_params.tensor.length",
+                    holds = function(m, c) return not (c.session and c.session.numels[m.fragment_id]) or len(m.tensor) == bulk_bytes(c.session.dtype, c.session.numels[m.fragment_id]) end,
+                },
             },
-},
-        rules = {
-            {id = "init_params.initializer", holds = function(m, c) return not c.link or c.link.learner_id == 0 end},
         },
-},
+        rules = {
+            {
+                id = "init_params.initializer",
+                holds = function(m, c) return not c.link or c.link.learner_id == 0 end,
+            },
+        },
+    },
     [3] = {
         name = "PULL_REQ",
         slug = "pull_req",
@@ -218,24 +266,30 @@ FRAMES = {
                 type = "u32",
                 size = 4,
                 rules = {
-                    {id = "pull_req.fragment_id.must", holds = function(m, c) return not c.session or m.fragment_id < c.session.num_fragments end},
+                    {
+                        id = "pull_req.fragment_id.must",
+                        holds = function(m, c) return not c.session or m.fragment_id < c.session.num_fragments end,
+                    },
                 },
-},
+            },
             {
                 name = "global_step",
                 type = "u64",
                 size = 8,
-},
+            },
             {
                 name = "round_attempt",
                 type = "u32",
                 size = 4,
                 rules = {
-                    {id = "pull_req.round_attempt.must", holds = function(m) return m.round_attempt >= 1 end},
+                    {
+                        id = "pull_req.round_attempt.must",
+                        holds = function(m) return m.round_attempt >= 1 end,
+                    },
                 },
-},
+            },
         },
-},
+    },
     [4] = {
         name = "PUSH_FRAGMENT",
         slug = "push_fragment",
@@ -247,62 +301,77 @@ FRAMES = {
                 type = "u32",
                 size = 4,
                 rules = {
-                    {id = "push_fragment.learner_id.must", holds = function(m, c) return not c.link or m.learner_id == c.link.learner_id end},
+                    {
+                        id = "push_fragment.learner_id.must",
+                        holds = function(m, c) return not c.link or m.learner_id == c.link.learner_id end,
+                    },
                 },
-},
+            },
             {
                 name = "fragment_id",
                 type = "u32",
                 size = 4,
                 rules = {
-                    {id = "push_fragment.fragment_id.must", holds = function(m, c) return not c.session or m.fragment_id < c.session.num_fragments end},
+                    {
+                        id = "push_fragment.fragment_id.must",
+                        holds = function(m, c) return not c.session or m.fragment_id < c.session.num_fragments end,
+                    },
                 },
-},
+            },
             {
                 name = "global_step",
                 type = "u64",
                 size = 8,
-},
+            },
             {
                 name = "round_attempt",
                 type = "u32",
                 size = 4,
                 rules = {
-                    {id = "push_fragment.round_attempt.must", holds = function(m) return m.round_attempt >= 1 end},
+                    {
+                        id = "push_fragment.round_attempt.must",
+                        holds = function(m) return m.round_attempt >= 1 end,
+                    },
                 },
-},
+            },
             {
                 name = "base_version",
                 type = "u64",
                 size = 8,
-},
+            },
             {
                 name = "local_step",
                 type = "u64",
                 size = 8,
-},
+            },
             {
                 name = "c_steps",
                 type = "u32",
                 size = 4,
                 rules = {
-                    {id = "push_fragment.c_steps.must", holds = function(m) return m.c_steps >= 1 end},
+                    {
+                        id = "push_fragment.c_steps.must",
+                        holds = function(m) return m.c_steps >= 1 end,
+                    },
                 },
-},
+            },
             {
                 name = "c_tokens",
                 type = "u64",
                 size = 8,
-},
+            },
         },
         bulk = {
             name = "delta",
             encodings = {[F32] = F32, [BF16] = BF16, [Q4] = Q4},
             rules = {
-                {id = "push_fragment.delta.length", holds = function(m, c) return not (c.session and c.session.numels[m.fragment_id]) or len(m.delta) == push_bytes(c.session.dtype, c.session.numels[m.fragment_id]) end},
+                {
+                    id = "push_fragment.delta.length",
+                    holds = function(m, c) return not (c.session and c.session.numels[m.fragment_id]) or len(m.delta) == push_bytes(c.session.dtype, c.session.numels[m.fragment_id]) end,
+                },
             },
-},
-},
+        },
+    },
     [5] = {
         name = "BCAST_FRAGMENT",
         slug = "bcast_fragment",
@@ -314,23 +383,29 @@ FRAMES = {
                 type = "u32",
                 size = 4,
                 rules = {
-                    {id = "bcast_fragment.fragment_id.must", holds = function(m, c) return not c.session or m.fragment_id < c.session.num_fragments end},
+                    {
+                        id = "bcast_fragment.fragment_id.must",
+                        holds = function(m, c) return not c.session or m.fragment_id < c.session.num_fragments end,
+                    },
                 },
-},
+            },
             {
                 name = "version",
                 type = "u64",
                 size = 8,
-},
+            },
         },
         bulk = {
             name = "tensor",
             encodings = {[F32] = F32, [BF16] = BF16, [Q4] = BF16},
             rules = {
-                {id = "bcast_fragment.tensor.length", holds = function(m, c) return not (c.session and c.session.numels[m.fragment_id]) or len(m.tensor) == bulk_bytes(c.session.dtype, c.session.numels[m.fragment_id]) end},
+                {
+                    id = "bcast_fragment.tensor.length",
+                    holds = function(m, c) return not (c.session and c.session.numels[m.fragment_id]) or len(m.tensor) == bulk_bytes(c.session.dtype, c.session.numels[m.fragment_id]) end,
+                },
             },
-},
-},
+        },
+    },
     [6] = {
         name = "HEARTBEAT",
         slug = "heartbeat",
@@ -342,16 +417,19 @@ FRAMES = {
                 type = "u32",
                 size = 4,
                 rules = {
-                    {id = "heartbeat.learner_id.must", holds = function(m, c) return not c.link or m.learner_id == c.link.learner_id end},
+                    {
+                        id = "heartbeat.learner_id.must",
+                        holds = function(m, c) return not c.link or m.learner_id == c.link.learner_id end,
+                    },
                 },
-},
+            },
             {
                 name = "local_step",
                 type = "u64",
                 size = 8,
-},
+            },
         },
-},
+    },
     [7] = {
         name = "SHUTDOWN",
         slug = "shutdown",
@@ -359,7 +437,7 @@ FRAMES = {
         limit = function() return 0 end,
         fields = {
         },
-},
+    },
     [8] = {
         name = "DATA_HELLO",
         slug = "data_hello",
@@ -371,32 +449,41 @@ FRAMES = {
                 type = "u16",
                 size = 2,
                 rules = {
-                    {id = "data_hello.protocol_version.must", holds = function(m) return m.protocol_version == 4 end},
+                    {
+                        id = "data_hello.protocol_version.must",
+                        holds = function(m) return m.protocol_version == 4 end,
+                    },
                 },
-},
+            },
             {
                 name = "learner_id",
                 type = "u32",
                 size = 4,
-},
+            },
             {
                 name = "connection_generation",
                 type = "u64",
                 size = 8,
                 rules = {
-                    {id = "data_hello.connection_generation.must", holds = function(m) return m.connection_generation ~= 0 end},
+                    {
+                        id = "data_hello.connection_generation.must",
+                        holds = function(m) return m.connection_generation ~= 0 end,
+                    },
                 },
-},
+            },
             {
                 name = "stream_idx",
                 type = "u16",
                 size = 2,
                 rules = {
-                    {id = "data_hello.stream_idx.must", holds = function(m, c) return not c.group or m.stream_idx < c.group.num_streams end},
+                    {
+                        id = "data_hello.stream_idx.must",
+                        holds = function(m, c) return not c.group or m.stream_idx < c.group.num_streams end,
+                    },
                 },
-},
+            },
         },
-},
+    },
     [9] = {
         name = "CHUNK",
         slug = "chunk",
@@ -407,32 +494,47 @@ FRAMES = {
                 name = "msg_id",
                 type = "u64",
                 size = 8,
-},
+            },
             {
                 name = "total_len",
                 type = "u64",
                 size = 8,
                 rules = {
-                    {id = "chunk.total_len.must", holds = function(m) return m.total_len >= 13 end},
-                    {id = "chunk.total_len.limit", holds = function(m, c) return m.total_len <= c.total_limit end},
-                    {id = "chunk.total_len.same", holds = function(m, c) return not c.message or m.total_len == c.message.total_len end},
+                    {
+                        id = "chunk.total_len.must",
+                        holds = function(m) return m.total_len >= 13 end,
+                    },
+                    {
+                        id = "chunk.total_len.limit",
+                        holds = function(m, c) return m.total_len <= c.total_limit end,
+                    },
+                    {
+                        id = "chunk.total_len.same",
+                        holds = function(m, c) return not c.message or m.total_len == c.message.total_len end,
+                    },
                 },
-},
+            },
             {
                 name = "offset",
                 type = "u64",
                 size = 8,
-},
+            },
         },
         bulk = {
             name = "data",
             encodings = nil,
             rules = {
-                {id = "chunk.data.some", holds = function(m) return len(m.data) >= 1 end},
-                {id = "chunk.data.inside", holds = function(m) return m.offset + len(m.data) <= m.total_len end},
+                {
+                    id = "chunk.data.some",
+                    holds = function(m) return len(m.data) >= 1 end,
+                },
+                {
+                    id = "chunk.data.inside",
+                    holds = function(m) return m.offset + len(m.data) <= m.total_len end,
+                },
             },
-},
-},
+        },
+    },
     [10] = {
         name = "ERROR",
         slug = "error",
@@ -443,8 +545,8 @@ FRAMES = {
         bulk = {
             name = "text",
             encodings = nil,
-},
-},
+        },
+    },
     [11] = {
         name = "FINAL_MANIFEST",
         slug = "final_manifest",
@@ -456,30 +558,36 @@ FRAMES = {
                 type = "u16",
                 size = 2,
                 rules = {
-                    {id = "final_manifest.revision.must", holds = function(m) return m.revision == 1 end},
+                    {
+                        id = "final_manifest.revision.must",
+                        holds = function(m) return m.revision == 1 end,
+                    },
                 },
-},
+            },
             {
                 name = "final_global_step",
                 type = "u64",
                 size = 8,
-},
+            },
             {
                 name = "num_fragments",
                 type = "u32",
                 size = 4,
                 rules = {
-                    {id = "final_manifest.num_fragments.must", holds = function(m, c) return not c.session or m.num_fragments == c.session.num_fragments end},
+                    {
+                        id = "final_manifest.num_fragments.must",
+                        holds = function(m, c) return not c.session or m.num_fragments == c.session.num_fragments end,
+                    },
                 },
-},
+            },
             {
                 name = "expected_versions",
                 type = "u64",
                 size = 8,
                 count = "num_fragments",
-},
+            },
         },
-},
+    },
     [12] = {
         name = "FINAL_ACK",
         slug = "final_ack",
@@ -491,16 +599,19 @@ FRAMES = {
                 type = "u16",
                 size = 2,
                 rules = {
-                    {id = "final_ack.revision.must", holds = function(m) return m.revision == 1 end},
+                    {
+                        id = "final_ack.revision.must",
+                        holds = function(m) return m.revision == 1 end,
+                    },
                 },
-},
+            },
             {
                 name = "final_global_step",
                 type = "u64",
                 size = 8,
-},
+            },
         },
-},
+    },
     [13] = {
         name = "FINAL_FRAGMENT",
         slug = "final_fragment",
@@ -512,23 +623,29 @@ FRAMES = {
                 type = "u32",
                 size = 4,
                 rules = {
-                    {id = "final_fragment.fragment_id.must", holds = function(m, c) return not c.session or m.fragment_id < c.session.num_fragments end},
+                    {
+                        id = "final_fragment.fragment_id.must",
+                        holds = function(m, c) return not c.session or m.fragment_id < c.session.num_fragments end,
+                    },
                 },
-},
+            },
             {
                 name = "version",
                 type = "u64",
                 size = 8,
-},
+            },
         },
         bulk = {
             name = "tensor",
             encodings = {[F32] = F32, [BF16] = F32, [Q4] = F32},
             rules = {
-                {id = "final_fragment.tensor.length", holds = function(m, c) return not (c.session and c.session.numels[m.fragment_id]) or len(m.tensor) == final_bytes(c.session.numels[m.fragment_id]) end},
+                {
+                    id = "final_fragment.tensor.length",
+                    holds = function(m, c) return not (c.session and c.session.numels[m.fragment_id]) or len(m.tensor) == final_bytes(c.session.numels[m.fragment_id]) end,
+                },
             },
-},
-},
+        },
+    },
     [14] = {
         name = "BUDGET_DONE",
         slug = "budget_done",
@@ -539,9 +656,9 @@ FRAMES = {
                 name = "exact_local_steps",
                 type = "u64",
                 size = 8,
-},
+            },
         },
-},
+    },
 }
 
 local TOTAL_LIMIT = {
@@ -556,27 +673,39 @@ local STRUCTURES = {
             labels = {"merge_mode"},
             size = 1,
             rules = {
-                {id = "hello.merge_mode.must", holds = function(m) return MergeMode_NAMES[m.merge_mode] ~= nil end},
+                {
+                    id = "hello.merge_mode.must",
+                    holds = function(m) return MergeMode_NAMES[m.merge_mode] ~= nil end,
+                },
             },
-},
+        },
         {
             name = "num_tensors",
             labels = {"num_tensors"},
             size = 4,
             rules = {
-                {id = "hello.num_tensors.must", holds = function(m) return m.num_tensors >= 1 end},
-                {id = "hello.num_tensors.fits", holds = function(m) return m.num_tensors <= math.floor(m.left / 8) end},
+                {
+                    id = "hello.num_tensors.must",
+                    holds = function(m) return m.num_tensors >= 1 end,
+                },
+                {
+                    id = "hello.num_tensors.fits",
+                    holds = function(m) return m.num_tensors <= math.floor(m.left / 8) end,
+                },
             },
-},
+        },
         {
             name = "numels",
             labels = {"numel"},
             size = 8,
             count = "num_tensors",
             rules = {
-                {id = "hello.numels.must", holds = function(m) return m.numel >= 1 end},
+                {
+                    id = "hello.numels.must",
+                    holds = function(m) return m.numel >= 1 end,
+                },
             },
-},
+        },
         {
             name = "shapes",
             labels = {"rows", "cols"},
@@ -584,9 +713,12 @@ local STRUCTURES = {
             count = "num_tensors",
             present = function(m) return m.merge_mode == ISO end,
             rules = {
-                {id = "hello.shapes.must", holds = function(m) return m.rows * m.cols == m.numel end},
+                {
+                    id = "hello.shapes.must",
+                    holds = function(m) return m.rows * m.cols == m.numel end,
+                },
             },
-},
+        },
     },
 }
 
@@ -817,7 +949,9 @@ end
 
 local function broken(item, id, detail)
     faults = faults + 1
-    item:add_proto_expert_info(breaches[id])
+    if breaches[id] ~= nil then
+        item:add_proto_expert_info(breaches[id])
+    end
     if detail then
         item:append_text(" [" .. detail .. "]")
     end
@@ -872,7 +1006,7 @@ local function structure(name, count, tvb, at, tree)
         end
         if shown then
             branch:set_len(at - begin)
-            branch:append_text(string.format(": %s, %d values", MergeMode_NAMES[part.merge_mode] or "?", numel))
+            branch:append_text(string.format(": %s, %.0f values", MergeMode_NAMES[part.merge_mode] or "?", numel))
         end
         numels[i], most = numel, math.max(most, numel)
     end

@@ -140,19 +140,18 @@ DEATHS = [death(8, pushed=False), death(25, pushed=True), death(45, pushed=False
 
 @pytest.mark.rule("learner.anchor.released")
 @pytest.mark.parametrize(
-    ("crashes", "deaths"),
+    ("steps", "crashes", "deaths"),
     [
-        pytest.param(CRASHES[:2], DEATHS[:2]),
-        pytest.param([], DEATHS, marks=pytest.mark.full),
-        pytest.param(CRASHES, [], marks=pytest.mark.full),
-        pytest.param(CRASHES, DEATHS, marks=pytest.mark.full),
+        pytest.param(15, CRASHES[:2], DEATHS[:2]),
+        pytest.param(30, [], DEATHS, marks=pytest.mark.full),
+        pytest.param(30, CRASHES, [], marks=pytest.mark.full),
+        pytest.param(30, CRASHES, DEATHS, marks=pytest.mark.full),
     ],
     ids=["some", "learner", "syncer", "both"],
 )
 def test_killed_in_turn_every_delta_is_merged_exactly_once(
-    processes: Processes, tmp_path: Path, crashes: list[str], deaths: list[Death]
+    processes: Processes, tmp_path: Path, steps: int, crashes: list[str], deaths: list[Death]
 ) -> None:
-    steps = 30
     flags = ("--learners", "1", "--total-steps", str(steps), "--checkpoint-every", "1")
     server = Server(processes, tmp_path / "state.ckpt", *flags)
     server.start(crashes[0] if crashes else None)

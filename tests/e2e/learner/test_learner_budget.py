@@ -36,6 +36,7 @@ class Finisher:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.rule("learner.budget.frozen")
 def test_the_two_closes_of_a_benchmark(dtype: str) -> None:
     arrays = parameters()
     with running(arrays, dtype=dtype, budget_steps=2) as (made, cutoff, syncer):
@@ -72,6 +73,7 @@ def test_the_two_closes_of_a_benchmark(dtype: str) -> None:
             np.testing.assert_array_equal(flat(made, arrays, fragment), cut[fragment])
 
 
+@pytest.mark.rule("learner.budget.frozen")
 def test_a_pull_before_its_base_waits_and_a_second_pull_of_a_fragment_is_an_error() -> None:
     with running(budget_steps=1) as (made, cutoff, syncer):
         made.step(tokens=1)

@@ -36,10 +36,10 @@ with learner:
     print("peak", peak() - before, flush=True)
     if sys.argv[2:] == ["catch-up"]:
         while learner.versions != [6] * {FRAGMENTS}:
+            learner.client.wait_for(lambda: learner.client.has_updates, 60)
             for array in arrays.values():
                 array[:1000] += 1
             learner.step()
-            learner.client.wait_for(lambda: learner.client.has_updates, 60)
         print("caught up", peak() - before, flush=True)
 """
 

@@ -40,6 +40,7 @@ def test_inspect_tells_every_version_and_trailer(
     assert f"checkpoint V{int(version)}" in text and "96,000" in text
     verdict = command("verify", path).fine()
     assert "whole" in verdict
+    assert ("no session contract" in verdict) == (version is SnapshotVersion.V3 and not contract)
     assert ("never resumed" in verdict) == (version is SnapshotVersion.V1 or "SWEEP" in form.name)
 
 
@@ -190,6 +191,9 @@ def test_values_that_are_no_numbers_are_counted_and_placed(
 def test_a_wrong_layout_is_named(command: Command, tmp_path: Path, layout_file: Path) -> None:
     path = put(tmp_path / "state.ckpt", snapshot())
     command("verify", path, "--layout", layout_file).fine()
+    old = put(tmp_path / "old.ckpt", snapshot(SnapshotVersion.V2, TrailerForm.NONE))
+    notes = command("verify", old, "--layout", layout_file).fine()
+    assert "only where each fragment is one tensor" in notes and "nothing in the file proves" in notes
     other = tmp_path / "other.json"
     other.write_text(LAYOUT.to_json().replace("scale", "scala"))
     assert "metadata was changed" in command("verify", path, "--layout", other).error()

@@ -38,6 +38,7 @@ def failure(run: Driver) -> str:
     return run.exit.message
 
 
+@pytest.mark.rule("syncer.budget.cutoff")
 def test_all_reports_end_the_process_with_one_unmarked_checkpoint() -> None:
     run, peers = benchmark()
     for peer in peers:
@@ -52,6 +53,7 @@ def test_all_reports_end_the_process_with_one_unmarked_checkpoint() -> None:
     assert not any(deliver.final for deliver in run.of(Deliver))
 
 
+@pytest.mark.rule("syncer.budget.gate")
 def test_the_first_report_closes_issuance_and_drops_rounds_whole() -> None:
     run, peers = benchmark(pipeline=3)
     for peer in peers:
@@ -67,6 +69,7 @@ def test_the_first_report_closes_issuance_and_drops_rounds_whole() -> None:
     assert not any(peer.pulls() for peer in peers)
 
 
+@pytest.mark.rule("syncer.budget.gate")
 def test_a_merge_that_runs_is_drained_and_not_committed() -> None:
     run, peers = benchmark(hold_merges=True)
     play(peers)
@@ -147,6 +150,7 @@ def test_a_report_of_a_superseded_generation_is_dropped() -> None:
     assert run.exit is not None and run.exit.code == 0
 
 
+@pytest.mark.rule("syncer.budget.lease")
 def test_silence_for_the_quorum_timeout_names_the_stalled_learners() -> None:
     run, peers = benchmark()
     report(peers[0])
@@ -155,6 +159,7 @@ def test_silence_for_the_quorum_timeout_names_the_stalled_learners() -> None:
     assert "learner 1, 2 " in message and "1/3" in message
 
 
+@pytest.mark.rule("syncer.budget.lease")
 def test_progress_within_the_budget_renews_the_lease() -> None:
     run, peers = benchmark()
     report(peers[0])
@@ -250,6 +255,7 @@ def test_the_lease_of_the_island_does_not_apply_to_frozen_learners() -> None:
     assert peers[0].connected
 
 
+@pytest.mark.rule("syncer.budget.consolidation")
 def test_the_whole_benchmark_in_two_processes() -> None:
     cutoff, peers = benchmark(pipeline=3)
     for _ in range(4):

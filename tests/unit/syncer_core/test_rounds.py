@@ -237,6 +237,7 @@ def test_all_weights_zero_commit_with_contribution_zero() -> None:
 # -- grace ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("syncer.quorum.reached")
 def test_all_answers_close_the_round_at_once() -> None:
     run, peers = training(config=config(grace_ms=9000))
     run.wait(3.0)
@@ -246,6 +247,8 @@ def test_all_answers_close_the_round_at_once() -> None:
     assert (record["ms"], record["quorum_ms"], record["missed_grace"]) == (3000, 3000, [])
 
 
+@pytest.mark.rule("syncer.grace.adaptive")
+@pytest.mark.rule("syncer.quorum.reached")
 def test_the_grace_window_waits_for_the_rest() -> None:
     run, peers = training(config=config(grace_ms=2000))
     run.wait(1.0)
@@ -259,6 +262,7 @@ def test_the_grace_window_waits_for_the_rest() -> None:
     assert (record["quorum_ms"], record["grace_ms"], record["grace_waited_ms"]) == (1000, 2000, 2000)
 
 
+@pytest.mark.rule("syncer.grace.adaptive")
 def test_an_answer_inside_the_window_counts() -> None:
     run, peers = training(config=config(grace_ms=2000))
     peers[0].answer(), peers[1].answer()
@@ -268,6 +272,7 @@ def test_an_answer_inside_the_window_counts() -> None:
     assert (record["responded"], record["grace_ms"], record["grace_waited_ms"]) == ([0, 1, 2], 2000, 1500)
 
 
+@pytest.mark.rule("syncer.grace.adaptive")
 def test_after_the_quorum_only_the_grace_window_counts() -> None:
     run, peers = training(config=config(grace_ms=90_000, quorum_timeout_s=5))
     peers[0].answer(), peers[1].answer()
@@ -278,6 +283,7 @@ def test_after_the_quorum_only_the_grace_window_counts() -> None:
 
 
 @pytest.mark.rule("syncer.heartbeat.repeated")
+@pytest.mark.rule("syncer.grace.adaptive")
 def test_the_window_adapts_to_the_slowest_captured_member() -> None:
     """gamma 0.5, tau 2, a step of 4 s, quorum after 4 s, no commit yet: 0.5 * (8 - 4 - 0) = 2 s."""
     run, peers = training(config=config(grace_ms=60_000, grace_gamma=0.5, grace_tau=2.0))

@@ -106,9 +106,14 @@ class Scratch:
     def __init__(self, longest: int, empty: Empty = empty_array) -> None:
         size = longest + 2 * Q4_BLOCK  # a q4 block of 256 codes may straddle both ends of a strip
         rows = empty(10 * size).reshape(10, size)
-        self.left, self.product, self.momentum = rows[:6].reshape(3, 2 * size).view(np.float64)[:, :longest]
-        self.wire = rows[6]
-        self.total, self.term, self.corrected = rows[7:, :longest]
+        doubles: F64 = rows[:6].reshape(3, 2 * size).view(np.float64)[:, :longest]
+        self.left: F64 = doubles[0]
+        self.product: F64 = doubles[1]
+        self.momentum: F64 = doubles[2]
+        self.wire: F32 = rows[6]
+        self.total: F32 = rows[7, :longest]
+        self.term: F32 = rows[8, :longest]
+        self.corrected: F32 = rows[9, :longest]
         self.finite = self.term.view(np.bool_)  # looked for when no term is needed any more
         self.momentum_of = -1
 

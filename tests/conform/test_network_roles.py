@@ -1,0 +1,58 @@
+"""Our own syncer and learner under test: a few cases of each area here, all of them in `make test-full`."""
+
+from __future__ import annotations
+
+import pytest
+
+from yeto_proto.conform import runner, sut, trace
+from yeto_proto.conform.groups import CUTS
+from yeto_proto.conform.verdict import Verdict
+
+TRACES = trace.load_corpus()
+NETWORK = [each for each in TRACES if each.role in ("server", "client")]
+QUICK = {
+    "run-two-steps", "round-duplicate", "rebind-after-disconnect", "final-two-learners", "resume-continues",
+    "resume-v1", "budget-two-learners", "mac-right", "init-over-data-streams", "learner-run-two-steps",
+    "learner-second-attempt", "learner-shutdown-before-the-ack", "learner-redials",
+}  # fmt: skip
+
+
+def marked(cases):
+    return [
+        pytest.param(each, id=each.id, marks=[pytest.mark.rule(rule) for rule in each.rules])
+        for each in cases
+    ]
+
+
+def verdicts(cases, **options):
+    """Id, cut and reason of every case that did not pass."""
+    results = runner.run(cases, sut.read(sut.OURS), runner.Options(timeout=60.0, **options))
+    return [(each.trace.id, each.cut, each.reason) for each in results if each.worst is not Verdict.PASS]
+
+
+@pytest.mark.parametrize("case", marked(each for each in NETWORK if each.id in QUICK))
+def test_case(case):
+    assert verdicts([case]) == []
+
+
+def test_cases_that_share_a_syncer():
+    """Handshakes and strays, with every way of cutting the bytes."""
+    shared = [each for each in NETWORK if each.head.get("share")]
+    assert len(shared) > 60
+    assert verdicts(shared, cuts=CUTS, jobs=2) == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("cut", CUTS)
+def test_every_case_with_every_cut(cut):
+    assert verdicts(NETWORK, cuts=(cut,), jobs=4) == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_no_false_alarm_in_many_runs():
+    """Twenty runs of a case of each kind, and of everything that shares a syncer."""
+    again = [each for each in NETWORK if each.id in QUICK or each.head.get("share")]
+    for _ in range(20):
+        assert verdicts(again, jobs=4) == []

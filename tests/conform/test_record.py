@@ -1,0 +1,168 @@
+"""Recording a real run, leaving its tensors out, reading it from a packet capture, and playing it again."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+
+from tests.conform.runs import SETTINGS, learn, serving
+from yeto_proto.conform import cli, replay, trace
+from yeto_proto.conform.pcap import read_pcap
+from yeto_proto.conform.proxy import Proxy
+from yeto_proto.conform.recorder import Recorder
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A whole run of two learners with two data streams each, seen by the proxy."""
+    work = tmp_path_factory.mktemp("record")
+    recorder = Recorder(work)
+    with serving(work) as server:
+        proxy = Proxy(recorder, ("127.0.0.1", 0), ("127.0.0.1", server.port))
+        host, port = proxy.address
+        try:
+            learn(f"{host}:{port}", work)
+            proxy.wait_idle(0.1)
+        finally:
+            proxy.close()
+        assert server.process.wait(60) == 0
+    path = work / "run.jsonl"
+    trace.save(recorder.trace("run", SETTINGS), path)
+    return path
+
+
+def test_every_stream_is_in_the_trace(recorded):
+    steps = trace.load(recorded).steps
+    opened = {step["on"] for step in steps if step["do"] == "open"}
+    assert len(opened) == 6
+    assert {name.partition(".")[2] for name in opened} == {"0", "1", "2"}
+    kinds = {step["frame"] for step in steps if step["do"] == "frame"}
+    assert {"HELLO", "DATA_HELLO", "CHUNK", "PULL_REQ", "FINAL_MANIFEST", "FINAL_ACK", "SHUTDOWN"} <= kinds
+    assert not [step for step in steps if step["do"] == "bytes"]
+
+
+def test_the_run_is_played_again_with_the_same_answers(recorded, capsys):
+    assert cli.main(["run", "--corpus", str(recorded), "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["verdict"] == "pass"
+
+
+def test_a_changed_tensor_is_noticed(recorded, capsys, tmp_path):
+    found = trace.load(recorded)
+    steps = [dict(step) for step in found.steps]
+    for step in steps:
+        if step.get("frame") == "CHUNK" and step["from"] == "syncer":
+            data = step["fields"]["data"]
+            step["fields"] = {**step["fields"], "data": data[:-2] + ("00" if data[-2:] != "00" else "01")}
+            break
+    path = tmp_path / "changed.jsonl"
+    trace.save(trace.Trace(found.head, tuple(steps)), path)
+    assert cli.main(["run", "--corpus", str(path)]) == cli.FAILED
+    assert "tensor: expected" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("redact", ["hash", "fill"])
+def test_tensors_are_left_out(recorded, redact):
+    recorder = Recorder(None, redact)
+    _feed(recorder, trace.load(recorded))
+    redacted = recorder.trace("run", SETTINGS)
+    plain = json.dumps(redacted.steps)
+    whole = [step for step in trace.load(recorded).steps if step.get("frame") == "CHUNK"]
+    tensors = {step["fields"]["data"][-16:] for step in whole if step["from"] == "syncer"}
+    assert tensors
+    assert not [each for each in tensors if each in plain]
+    assert '"gen": "hash"' in plain
+    assert ('"gen": "fill"' in plain) is (redact == "fill")
+
+
+def test_a_redacted_run_can_be_played_again(recorded, capsys, tmp_path):
+    recorder = Recorder(tmp_path, "fill")
+    _feed(recorder, trace.load(recorded))
+    path = tmp_path / "redacted.jsonl"
+    trace.save(recorder.trace("redacted", SETTINGS), path)
+    assert cli.main(["run", "--corpus", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "pass"
+
+
+def _feed(recorder, found):
+    """Record a trace once more, as if its bytes came again."""
+    connections = {}
+    for step in found.steps:
+        on = step["on"]
+        if step["do"] == "open":
+            connections[on] = recorder.connection()
+        elif step["do"] == "frame":
+            connections[on].feed(step["from"], found.wire(step["wire"]), step["t"])
+        elif step["do"] == "end":
+            connections[on].end(step["by"], step["t"])
+
+
+def _ip(source, target, ports, sequence, flags, data):
+    tcp = struct.pack(">HHIIBBHHH", *ports, sequence, 0, 5 << 4, flags, 65535, 0, 0) + data
+    return struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0, 64, 6, 0) + source + target + tcp
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_a_packet_capture_gives_the_same_trace(recorded, tmp_path, order):
+    """Packets of 700 bytes; each third one comes late, and each fifth one twice."""
+    found = trace.load(recorded)
+    magic = 0xA1B2C3D4
+    data = struct.pack(f"{order}IHHiIII", magic, 2, 4, 0, 0, 65535, 1)
+    learner, syncer = b"\x7f\0\0\1", b"\x7f\0\0\2"
+    ports, sequences, packets = {}, {}, []
+    for step in found.steps:
+        on = step["on"]
+        if step["do"] == "open":
+            ports[on] = 40000 + len(ports)
+            for side in ("learner", "syncer"):
+                sequences[on, side] = 2**32 - 100
+                packets.append((on, side, sequences[on, side] - 1, 2, b""))
+        elif step["do"] == "frame":
+            wire = found.wire(step["wire"])
+            own = []
+            for start in range(0, len(wire), 700):
+                piece = wire[start : start + 700]
+                own.append((on, step["from"], sequences[on, step["from"]], 16, piece))
+                sequences[on, step["from"]] = (sequences[on, step["from"]] + len(piece)) % 2**32
+            if len(own) > 2:
+                own[1], own[2] = own[2], own[1]
+            packets += [*own, *own[::5]]
+        elif step["do"] == "end":
+            packets.append((on, step["by"], sequences[on, step["by"]], 1, b""))
+    for number, (on, side, sequence, flags, payload) in enumerate(packets):
+        ways = (
+            (learner, syncer, (ports[on], 29400))
+            if side == "learner"
+            else (syncer, learner, (29400, ports[on]))
+        )
+        frame = b"\0" * 12 + b"\x08\0" + _ip(*ways, sequence, flags, payload)
+        data += struct.pack(f"{order}IIII", 1000 + number, 0, len(frame), len(frame)) + frame
+    path = tmp_path / "run.pcap"
+    path.write_bytes(data)
+    recorder = Recorder(tmp_path)
+    assert read_pcap(path, 29400, recorder) == 6
+    steps = recorder.trace("run", {}).steps
+    assert [_bare(step) for step in steps] == [_bare(step) for step in found.steps]
+
+
+def _bare(step):
+    return {key: value for key, value in step.items() if key != "t"}
+
+
+def test_a_file_that_is_no_capture_is_refused(tmp_path, capsys):
+    path = tmp_path / "not.pcap"
+    path.write_bytes(b"\x0a\x0d\x0d\x0a" + bytes(40))
+    out = str(tmp_path / "out.jsonl")
+    assert cli.main(["record", "--pcap", str(path), "--out", out]) == cli.BAD_ARGUMENTS
+    assert "pcapng" in capsys.readouterr().err
+    path.write_bytes(bytes(40))
+    assert cli.main(["record", "--pcap", str(path), "--out", out]) == cli.BAD_ARGUMENTS
+    assert "not a libpcap file" in capsys.readouterr().err
+
+
+def test_a_trace_without_a_hello_cannot_be_played():
+    empty = Recorder().trace("empty", {})
+    with pytest.raises(trace.BadTraceError, match="no HELLO"):
+        replay.as_server_case(empty)

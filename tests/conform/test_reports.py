@@ -1,0 +1,156 @@
+"""Sut files, exit codes, known failures, and the files of a report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from yeto_proto.conform import cli, matrix, pages, report, sut, trace
+from yeto_proto.conform.verdict import Result, Verdict
+
+TRACES = {each.id: each for each in trace.load_corpus()}
+REFUSES = """
+import sys, json
+for line in sys.stdin:
+    print(json.dumps({"id": json.loads(line)["id"], "ok": False, "error": "BadCounter"}), flush=True)
+"""
+
+
+@pytest.fixture
+def refusing(tmp_path):
+    """An adapter that refuses everything as BadCounter."""
+
+    def write(more: str = "") -> str:
+        path = tmp_path / "sut.yaml"
+        script = json.dumps(REFUSES)
+        path.write_text(f"name: refuser\ncodec: {{command: ['{sys.executable}', -c, {script}]}}\n{more}")
+        return str(path)
+
+    return write
+
+
+def test_all_pass(capsys, tmp_path):
+    assert cli.main(["run", "--in-process", "--role", "codec", "--output", str(tmp_path), "pull_req.*"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1].endswith(" passed, 0 failed, 0 skipped")
+    assert "yeto: codec" in printed
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert {line["worst"] for line in lines} == {"pass"}
+    suites = ElementTree.parse(tmp_path / "junit.xml").getroot()
+    names = {case.get("name") for case in suites.iter("testcase")}
+    assert "pull_req.round_attempt.must[pull-attempt-0]" in names
+    assert "pull-attempt-0" in (tmp_path / "index.html").read_text()
+    page = (tmp_path / "cases" / "codec-pull-attempt-0.html").read_text()
+    assert pages.rule_texts()["pull_req.round_attempt.must"].split("(")[0].strip() in page
+
+
+def test_failures(capsys, refusing, tmp_path):
+    out = tmp_path / "out"
+    assert cli.main(["run", "--sut", refusing(), "--output", str(out), "pull_req.*"]) == cli.FAILED
+    printed = capsys.readouterr().out
+    assert "fail codec/pull-smallest" in printed
+    assert "loose codec/pull-cut" in printed
+    page = (out / "cases" / "codec-pull-smallest.html").read_text()
+    assert "BadCounter" in page
+    assert "refused what must be accepted" in page
+    failures = ElementTree.parse(out / "junit.xml").getroot().iter("failure")
+    assert len(list(failures)) >= 2
+
+
+def test_loose_passes_and_strict_fails(refusing):
+    assert cli.main(["run", "--sut", refusing(), "pull-cut"]) == 0
+    assert cli.main(["run", "--sut", refusing(), "pull-cut", "--strict"]) == cli.FAILED
+
+
+def test_a_known_failure_passes_and_a_repaired_one_fails(capsys, refusing):
+    known = "known-failures: [{case: pull-*, why: not written yet}]\n"
+    assert cli.main(["run", "--sut", refusing(known), "pull-smallest"]) == 0
+    assert "0 passed, 0 failed, 1 skipped" in capsys.readouterr().out
+    assert cli.main(["run", "--sut", refusing(known), "pull-attempt-0"]) == cli.FAILED
+    assert "take it off the list" in capsys.readouterr().out
+
+
+def test_nothing_selected(capsys):
+    assert cli.main(["run", "no-such-case"]) == cli.NOTHING_SELECTED
+    assert capsys.readouterr().err.startswith("error: nothing was selected")
+
+
+def test_the_implementation_does_not_start(capsys, tmp_path):
+    path = tmp_path / "sut.yaml"
+    path.write_text("name: x\ncodec: {command: [/nowhere/adapter]}\n")
+    assert cli.main(["run", "--sut", str(path), "pull-smallest"]) == cli.NOT_STARTED
+    path.write_text(f"name: x\nserver: {{command: ['{sys.executable}', -c, 'raise SystemExit(1)']}}\n")
+    assert cli.main(["run", "--sut", str(path), "join-silent"]) == cli.NOT_STARTED
+    assert "would not start" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("- a", "the file: must be a mapping"),
+        ("name: [", "is not YAML"),
+        ("codec: {command: [a]}", "name: is missing"),
+        ("name: a", "names no role"),
+        ("name: a\ncodec: {}", "codec.command: is missing"),
+        ("name: a\ncodec: {command: a}", "codec.command: has another form"),
+        ("name: a\nkodec: {command: [a]}", "kodec: is not a key here"),
+        ("name: a\ncodec: {command: [a]}\nknown-failures: [{case: a}]", "each has case and why"),
+    ],
+)
+def test_a_bad_sut_file_is_named_in_one_line(capsys, tmp_path, text, says):
+    path = tmp_path / "sut.yaml"
+    path.write_text(text)
+    assert cli.main(["run", "--sut", str(path)]) == cli.BAD_ARGUMENTS
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {path}: ")
+    assert says in line
+
+
+def test_bad_arguments(capsys):
+    assert cli.main(["run", "--cuts", "crosswise"]) == cli.BAD_ARGUMENTS
+    assert cli.main(["show", "no-such-case"]) == cli.BAD_ARGUMENTS
+    assert cli.main(["record", "--out", "x.jsonl"]) == cli.BAD_ARGUMENTS
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_setting_that_the_sut_does_not_know_skips_the_case():
+    chosen = sut.read(sut.OURS)
+    roles = {"server": {**chosen.roles["server"], "settings": {}}}
+    with pytest.raises(sut.SkipError, match="names no setting"):
+        sut.Sut("bare", chosen.folder, roles).server({"quorum": 2}, {"port": 1, "work": "."})
+
+
+def test_the_worse_of_protocol_and_closing_counts():
+    result = Result(TRACES["pull-smallest"], closing=Verdict.FAIL)
+    assert result.worst is Verdict.FAIL
+    assert result.counts_as == "failed"
+    assert Result(TRACES["pull-smallest"], verdict=Verdict.BROKEN).counts_as == "failed"
+    assert Result(TRACES["pull-smallest"], verdict=Verdict.INFO).counts_as == "skipped"
+
+
+def test_one_result_for_all_cuts_of_a_case():
+    results = [Result(TRACES["run-two-steps"], cut=cut) for cut in ("recorded", "bytes")]
+    results[1].verdict = Verdict.FAIL
+    (one,) = matrix.merged(results)
+    assert one.cut == "bytes"
+
+
+def test_text_of_a_peer_does_no_harm_in_a_report():
+    result = Result(TRACES["pull-smallest"], verdict=Verdict.FAIL, reason="<script>\x00\x1b[31m")
+    xml = report.junit([result], "a & b")
+    ElementTree.fromstring(xml)
+    assert "<script>" not in pages._index([result], "a & b")
+
+
+def test_list_and_show(capsys):
+    assert cli.main(["list", "--role", "learner", "learner.anchor.*", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line["role"] for line in lines} == {"client"}
+    assert cli.main(["show", "run-two-steps"]) == 0
+    shown = capsys.readouterr().out
+    assert "settings learners=1" in shown
+    assert "FINAL_MANIFEST revision" in shown or "FINAL_MANIFEST final_global_step=2" in shown
+    assert "dec070d1 02" in shown
