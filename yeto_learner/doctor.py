@@ -47,7 +47,7 @@ NOBODY = 2**32 - 1
 _FOREIGN = "is it a yeto-syncer? One with TLS needs --tls-ca"
 
 _OTHER_NAME = "certificate does not name"
-"""What a syncer says of a certificate that is good and carries other learner ids. The MAC was judged before."""
+"""What a syncer says of a good certificate that carries other learner ids. The MAC was judged before."""
 
 
 class Verdict(Enum):

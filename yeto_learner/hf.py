@@ -12,7 +12,12 @@ import logging
 from pathlib import Path
 from typing import Any, Final, Unpack
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise ImportError(
+        "yeto_learner.hf needs transformers; install it with: pip install 'yeto[hf]'"
+    ) from error
 
 from .channel import Address
 from .options import LearnerOptions

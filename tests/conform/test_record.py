@@ -162,6 +162,15 @@ def test_a_file_that_is_no_capture_is_refused(tmp_path, capsys):
     assert "not a libpcap file" in capsys.readouterr().err
 
 
+def test_a_run_in_which_the_syncer_said_nothing_judges_nothing(recorded, capsys, tmp_path):
+    found = trace.load(recorded)
+    steps = [step for step in found.steps if step["do"] == "open" or step.get("frame") == "HELLO"]
+    path = tmp_path / "silent.jsonl"
+    trace.save(trace.Trace(found.head, tuple(steps)), path)
+    assert cli.main(["run", "--corpus", str(path)]) == 0
+    assert "0 passed, 0 failed, 1 skipped" in capsys.readouterr().out
+
+
 def test_a_trace_without_a_hello_cannot_be_played():
     empty = Recorder().trace("empty", {})
     with pytest.raises(trace.BadTraceError, match="no HELLO"):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from xml.etree import ElementTree
 
+import psutil
 import pytest
 
 from yeto_proto.conform import cli, matrix, pages, report, sut, trace
@@ -143,6 +146,43 @@ def test_text_of_a_peer_does_no_harm_in_a_report():
     xml = report.junit([result], "a & b")
     ElementTree.fromstring(xml)
     assert "<script>" not in pages._index([result], "a & b")
+
+
+def test_sigterm_ends_the_processes_under_test(tmp_path):
+    """The runner is ended while a syncer is silent; nothing of it stays."""
+    pids, path, program = tmp_path / "pids", tmp_path / "sut.yaml", tmp_path / "silent_syncer.py"
+    program.write_text(
+        "import os, socket, sys, time\n"
+        "sock = socket.create_server(('127.0.0.1', int(sys.argv[1])))\n"
+        f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}} ')\n"
+        "print('listening', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    settings = {name: [] for name in TRACES["join-silent"].head["settings"]}
+    path.write_text(
+        f"name: x\nserver:\n  command: ['{sys.executable}', '{program}', '{{port}}']\n"
+        f"  ready: {{line: listening}}\n  settings: {json.dumps(settings)}\n"
+    )
+    command = [sys.executable, "-m", "yeto_proto.conform.cli", "run", "--sut", str(path), "join-silent"]
+    runner = subprocess.Popen([*command, "--timeout", "10"], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while len(_started(pids)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    runner.terminate()
+    assert runner.wait(60) == 130
+    assert len(_started(pids)) == 2
+    assert not [pid for pid in _started(pids) if _runs(pid, program.name)]
+
+
+def _started(pids):
+    return [int(pid) for pid in pids.read_text().split()] if pids.exists() else []
+
+
+def _runs(pid, name):
+    try:
+        return name in " ".join(psutil.Process(pid).cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_list_and_show(capsys):

@@ -109,9 +109,7 @@ def test_a_run_as_prometheus_sees_it(processes: Processes, crew: Crew, tmp_path:
     assert gone.value("learner_connected", learner="1") == 0
     assert gone.value("learners_left_total") == 1
     crew.leave(0)
-    syncer.signal(15)
-    syncer.signal(15)
-    syncer.wait()
+    syncer.kill()
 
 
 def test_names_follow_the_conventions(processes: Processes) -> None:

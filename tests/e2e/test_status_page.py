@@ -82,9 +82,7 @@ def test_the_state_of_a_run(processes: Processes, crew: Crew, tmp_path: Path) ->
     wait_for(lambda: state(url)["learners"][1]["state"] == "away")
     assert any("Learner 1 is away" in text for text in state(url)["warnings"])
     crew.leave(0)
-    syncer.signal(15)
-    syncer.signal(15)
-    syncer.wait()
+    syncer.kill()
     page = tmp_path / "page.html"
     assert yeto_tape(["report", str(tape), "--output", str(page)]) == 0
     assert '"live": false' in page.read_text()
@@ -117,9 +115,7 @@ def test_in_a_browser(processes: Processes, crew: Crew, tmp_path: Path) -> None:
         browser.screenshot(PICTURES / "status.png")
         crew.leave(0)
         assert browser.problems == []
-        syncer.signal(15)
-        syncer.signal(15)
-        syncer.wait()
+        syncer.kill()
         browser.until("document.body.dataset.state == 'lost'")
         assert "the syncer does not answer" in browser.text()
         page = tmp_path / "page.html"

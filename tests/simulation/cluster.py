@@ -26,7 +26,7 @@ from tests.simulation.faults import Trouble
 from tests.simulation.learner_parts import Saved, State
 from tests.simulation.learner_process import LearnerProcess
 from tests.simulation.mischief import GUILTY, SPOILS, TAINTING
-from tests.simulation.plan import FAULTS_END, Fault, draw_plan
+from tests.simulation.plan import FAULTS_END, LATE_STOP, Fault, draw_plan
 from tests.simulation.setup import Setup, draw
 from tests.simulation.strangers import Stranger
 from tests.simulation.syncer_parts import Disk
@@ -154,6 +154,7 @@ class Cluster:
         )
         self.syncer.on_exit = self._syncer_ended
         self.syncer.on_final = self._finalizing
+        self.syncer.on_late_stop = partial(self._trouble.tell, LATE_STOP)
         # What a version means: as before up to the checkpoint, open behind it.
         step = -1 if snapshot is None else snapshot.global_step
         self._book = {key: digest for key, digest in self._book.items() if key[1] <= step}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.learner_process import LearnerProcess, State
 from tests.simulation.mischief import SPOILS, copy
-from tests.simulation.plan import Fault
+from tests.simulation.plan import LATE_STOP, Fault
 from tests.simulation.strangers import Stranger
 from tests.simulation.wire import CONTROL, Line
 from yeto_proto import dtypes
@@ -51,12 +51,21 @@ class Trouble:
             self._world.tally[f"fault {fault.kind}"] += 1
             self._world.note(f"fault: {fault.kind} (learner {fault.learner})")
 
+    def tell(self, kind: str) -> None:
+        """Something that waited for its moment has bitten."""
+        self._world.tally[f"fault {kind}"] += 1
+        self._world.note(f"fault: {kind}")
+
     def _do(self, fault: Fault, rng: Random) -> bool:
         kind = fault.kind
         if kind.startswith("stranger: "):
             return Stranger(self._world, rng, kind.removeprefix("stranger: ")).call()
         if kind.startswith("syncer") or kind in ("checkpoint fails", "marker fails", "merge not finite"):
             return self._syncer(kind, rng)
+        if kind == LATE_STOP:
+            if self._world.syncer is not None:
+                self._world.syncer.stop_at_late = True
+            return False  # told and counted when it comes to that
         if kind == "stray stream at the next dial":
             self._world.stray.add(fault.learner)
             return False  # told and counted when it comes

@@ -52,6 +52,8 @@ WEIGHTS: Mapping[str, float] = {
     "observer stops reading": 2,
 }
 
+LATE_STOP = "syncer told to stop while a late delta waits"
+
 STRANGERS: Mapping[str, float] = {
     **dict.fromkeys((f"stranger: {kind}" for kind in strangers.KINDS), 1.0),
     "stranger: no profile": 4.0,
@@ -108,6 +110,9 @@ def draw_plan(rng: Random, config: Config) -> tuple[Fault, ...]:
         if late:
             at = 0.0 if kind.startswith("observer") else rng.choice((0.0, rng.uniform(0.0, 8.0)))
         faults.append(Fault(kind, at, rng.randrange(config.learners), rng.getrandbits(32), late))
+    if config.late_carry:
+        for _ in range(3):  # what is carried has to be given up now and then
+            faults.append(Fault(LATE_STOP, rng.uniform(1.0, 60.0), 0, rng.getrandbits(32)))
     for _ in range(rng.randint(0, 7)):
         faults.append(Fault(_any(STRANGERS, rng), _early(rng), 0, rng.getrandbits(32)))
     return tuple(sorted(faults, key=lambda fault: (fault.late, fault.at)))

@@ -33,6 +33,7 @@ from yeto_syncer.core.effects import (
     Attach,
     CloseConn,
     CloseLink,
+    Count,
     Deliver,
     Effect,
     Exit,
@@ -83,9 +84,11 @@ class SyncerProcess:
         self.exit: Exit | None = None
         self.on_exit: Callable[[Exit], None] = lambda _: None
         self.on_final: Callable[[], None] = lambda: None
+        self.on_late_stop: Callable[[], None] = lambda: None
         self.fail_next_save = False
         self.fail_next_marker = False
         self.fail_cutoff = False
+        self.stop_at_late = False  # once a push is kept for a later round
         self.overflows = 0  # merges to come whose outer step is not finite
         self.committed = 0 if disk.snapshot is None else disk.snapshot.global_step
         self.accepted: list[Link] = []  # every generation so far
@@ -116,6 +119,10 @@ class SyncerProcess:
         self._audit.stepped(event, effects)
         if isinstance(event, Merged) and event.result is not None:
             self.committed = event.step
+        if self.stop_at_late and any(type(each) is Count and each.name == "answers_late" for each in effects):
+            self.stop_at_late = False
+            self.on_late_stop()
+            self.clock.after(0.0, partial(self.stop, 15))
         return effects
 
     def post(self, event: Event) -> None:

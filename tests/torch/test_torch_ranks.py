@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.e2e.learner.rig import Initializer
 from tests.e2e.processes import Processes
 from tests.e2e.scripted_syncer import Peer, ScriptedSyncer
 from tests.torch.rig import HERE, SLOW, script, succeeded, torchrun
@@ -108,3 +109,22 @@ def test_ddp_and_fsdp2_send_and_install_what_the_plain_module_does(
             assert set(values_of_rank) == set(plain.ranks[0])
             for name, array in plain.ranks[0].items():
                 np.testing.assert_array_equal(values_of_rank[name], array, err_msg=name)
+
+
+def test_every_rank_hears_of_a_failure_and_nobody_hangs(processes: Processes) -> None:
+    with ScriptedSyncer(Initializer()) as syncer:
+        text = succeeded(torchrun(processes, 2, str(HERE / "failing_ranks.py"), syncer.address))
+    said = {tuple(line.split(" | ")[:2]): line.split(" | ")[2] for line in text.splitlines() if " | " in line}
+    for rank in ("rank 0", "rank 1"):
+        assert said["other models", rank].startswith(
+            "ValueError: ranks [1] hold other parameters than rank 0"
+        )
+        assert said["well again", rank] == "nothing"
+    assert said["bad option", "rank 0"].startswith("ValueError: num_fragments must be a whole number")
+    assert said["bad option", "rank 1"].startswith("OtherRankError: rank 0 failed: ValueError: num_fragments")
+    assert said["replaced", "rank 0"].startswith("OtherRankError: another rank of this learner refused")
+    assert said["replaced", "rank 1"].startswith("ValueError: parameter 'weight' was replaced")
+    assert said["no final cut", "rank 0"].startswith("TimeoutError: no FINAL_MANIFEST arrived")
+    assert said["no final cut", "rank 1"].startswith("OtherRankError: rank 0 failed: TimeoutError")
+    assert said["no connection", "rank 0"] == "nothing"
+    assert "rank 1 has no connection of its own" in said["no connection", "rank 1"]

@@ -6,6 +6,7 @@ import argparse
 import importlib.metadata
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -58,6 +59,8 @@ class UsageError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
     options = _parser().parse_args(arguments)
+    # The processes under test are in groups of their own: they are ended here, not by the terminal.
+    signal.signal(signal.SIGTERM, _interrupted)
     try:
         return int(options.run(options))
     except UsageError as error:
@@ -75,6 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     except KeyboardInterrupt:
         return 130
+
+
+def _interrupted(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:

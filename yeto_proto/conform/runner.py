@@ -96,8 +96,12 @@ def run(traces: Iterable[Trace], sut: Sut, options: Options) -> list[Result]:
             options.tell(result)
 
     quiet = replace(options, tell=tell)
-    with ThreadPoolExecutor(max(1, options.jobs)) as pool:
+    pool = ThreadPoolExecutor(max(1, options.jobs))
+    try:
         list(pool.map(lambda unit: _unit(unit, sut, quiet), [*shared.values(), *units]))
+    finally:
+        # After an interrupt nothing new begins; what runs ends its processes first.
+        pool.shutdown(cancel_futures=True)
     return sorted(runs, key=lambda each: (each.trace.role, each.trace.area, each.trace.id, each.cut))
 
 
@@ -156,11 +160,23 @@ def _network(result: Result, sut: Sut, options: Options, work: Path, shared: Ser
         player.close()
 
 
+def _judges(trace: Trace) -> bool:
+    """Whether any step expects something of the side under test."""
+    tested = {"server": "syncer", "client": "learner"}.get(trace.role)
+    return any(
+        step["do"] in ("ask", "refused", "exit", "file", "none", "steps")
+        or tested in (step.get("from"), step.get("by"))
+        for step in trace.steps
+    )
+
+
 def _timed(result: Result, play: Callable[[], None]) -> None:
     """Run a case and turn what it raises into its verdict."""
     started = time.monotonic()
     try:
         play()
+        if result.verdict is Verdict.PASS and not _judges(result.trace):
+            result.verdict, result.reason = Verdict.INFO, "no step of this trace judges anything"
     except FailError as error:
         result.verdict, result.reason = Verdict.FAIL, str(error)
     except NotStartedError as error:

@@ -1,8 +1,9 @@
 """A learner in a process of its own, each of whose local steps leaves a mark that can be found again.
 
-The model is one vector. Local step number e of this learner, counted over all its lives, adds 1 to value e
-and to no other. With plain averaging of a single learner the final value e says how often that step was
-merged. After every boundary the model and the resume record are saved; the process then may kill itself.
+The model is one vector. Each local step of a learner, in whichever of its lives, adds 1 to one value that no
+other step of any learner touches. With plain averaging of a single learner its final value says how often that
+step was merged. After every boundary the model and the resume record are saved; the process then may kill
+itself.
 """
 
 from __future__ import annotations
@@ -19,26 +20,28 @@ import numpy as np
 from yeto_learner import Learner
 from yeto_learner.core.boundary import Answer
 
-SIZE = 1 << 14
+LEARNERS = 2  # at most: their marks stand in turn
+SIZE = 1 << 16
 PACE_S = 0.01
 
 
 class Diary:
     """Files of this learner: every step that was begun, every boundary, and the newest whole save."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, learner: int) -> None:
         self._folder = folder
+        self._learner = learner
         self._steps = (folder / "steps").open("a+")
         self._steps.seek(0)
         self.begun = len(self._steps.readlines())
         self._boundaries = (folder / "boundaries.jsonl").open("a")
 
     def begin(self) -> int:
-        """The number of a step that starts now; no later life gets it again."""
+        """The mark of a step that starts now; no later life gets it again."""
         self._steps.write("x\n")
         self._steps.flush()
         self.begun += 1
-        return self.begun - 1
+        return (self.begun - 1) * LEARNERS + self._learner
 
     def boundary(self, **fields: Any) -> None:
         self._boundaries.write(json.dumps(fields) + "\n")
@@ -79,7 +82,7 @@ def watch(learner: Learner) -> list[Answer]:
 
 
 def main(job: dict[str, Any]) -> None:
-    diary = Diary(Path(job["folder"]))
+    diary = Diary(Path(job["folder"]), job["learner"])
     model, line, record = diary.load()
     learner = Learner(
         {"w": model},
