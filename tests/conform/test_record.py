@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 
 import pytest
 
@@ -149,6 +151,24 @@ def test_a_packet_capture_gives_the_same_trace(recorded, tmp_path, order):
 
 def _bare(step):
     return {key: value for key, value in step.items() if key != "t"}
+
+
+def test_the_command_records_until_every_connection_has_ended(tmp_path):
+    settings = {**SETTINGS, "learners": 1, "quorum": 1, "total_steps": 2}
+    path = tmp_path / "out" / "run.jsonl"
+    with serving(tmp_path, settings) as server:
+        command = [sys.executable, "-m", "yeto_proto.conform.cli", "record", "--listen", "127.0.0.1:0"]
+        command += ["--connect", f"127.0.0.1:{server.port}", "--out", str(path)]
+        command += [part for name, value in settings.items() for part in ("--setting", f"{name}={value}")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as recording:
+            assert recording.stdout is not None
+            address = recording.stdout.readline().removeprefix("recording on ").strip()
+            learn(address, tmp_path, count=1, streams=1)
+            assert recording.wait(60) == 0
+            assert f"wrote {path}: 2 connections" in recording.stdout.read()
+    found = trace.load(path)
+    assert found.head["settings"] == settings
+    assert cli.main(["show", str(path)]) == 0
 
 
 def test_a_file_that_is_no_capture_is_refused(tmp_path, capsys):

@@ -52,7 +52,7 @@ WEIGHTS: Mapping[str, float] = {
     "observer stops reading": 2,
 }
 
-LATE_STOP = "syncer told to stop while a late delta waits"
+LATE_STOP = "syncer told to stop at a late delta"
 
 STRANGERS: Mapping[str, float] = {
     **dict.fromkeys((f"stranger: {kind}" for kind in strangers.KINDS), 1.0),

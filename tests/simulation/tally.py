@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.simulation.budget_cluster import TRIALS
-from tests.simulation.plan import STRANGERS, WEIGHTS
+from tests.simulation.plan import LATE_STOP, STRANGERS, WEIGHTS
 from yeto_proto import machine as machine_module
 from yeto_proto._generated import errors, machines
 from yeto_proto.machine import Machine
@@ -81,7 +81,7 @@ def expected() -> list[str]:
         if isclass(each) and issubclass(each, errors.PeerError) and each is not errors.PeerError
     ]
     return [
-        *(f"fault {kind}" for kind in (*WEIGHTS, *STRANGERS, *TRIALS)),
+        *(f"fault {kind}" for kind in (*WEIGHTS, LATE_STOP, *STRANGERS, *TRIALS)),
         *_reasons(peer_errors),
         *(each for each in _transitions() if each not in NOT_HERE),
     ]

@@ -32,8 +32,10 @@ def cluster(processes: Processes) -> Iterator[dict[str, str]]:
         environ={**ENVIRON, **LOOPBACK},
     )
     try:
-        head.stdout.wait_for("Ray runtime started", SLOW)
-        address = (folder / "ray_current_cluster").read_text().strip()
+        head.stdout.wait_for("This command will now block forever", SLOW)
+        named = folder / "ray_current_cluster"
+        wait_until(lambda: named.exists() and ":" in named.read_text(), "Ray's note of its address", SLOW)
+        address = named.read_text().strip()
         assert address.startswith("127.0.0.1:"), address
         yield {**ENVIRON, **LOOPBACK, "RAY_ADDRESS": address}
     finally:

@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from yeto_proto._generated.types import Role
 
@@ -19,11 +19,25 @@ from .verdict import Result
 __all__ = ["Server", "ServerPlayer"]
 
 
+_TRIES: Final = 3
+
+
 class Server:
-    """A running syncer and its port."""
+    """A running syncer and its port. `ended_itself` tells that a start failed because the process ended."""
 
     def __init__(self, sut: Sut, settings: Mapping[str, Any], work: Path) -> None:
         """Start it and wait until it is ready. Raises NotStartedError, SkipError."""
+        self.ended_itself = False
+        for left in reversed(range(_TRIES)):
+            try:
+                self._start(sut, settings, work)
+                return
+            except NotStartedError:
+                # Another process may have taken the free port before this one did.
+                if left == 0 or not self.ended_itself:
+                    raise
+
+    def _start(self, sut: Sut, settings: Mapping[str, Any], work: Path) -> None:
         self.port = free_port()
         command = sut.server(settings, {"port": self.port, "work": work})
         self.process = Process(command, sut.env, sut.folder)
@@ -34,7 +48,10 @@ class Server:
             else:
                 self._connect(sut.start_timeout)
         except NotStartedError:
+            self.process.wait(1)
+            ended = self.process.code is not None
             self.process.stop()
+            self.ended_itself = ended
             raise
 
     def _connect(self, timeout: float) -> None:

@@ -121,3 +121,8 @@ def shown(address: tuple[object, ...]) -> str:
     """HOST:PORT, with brackets around an IPv6 address."""
     host, port = str(address[0]), address[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_of(peer: str) -> str:
+    """The host of a HOST:PORT as `shown` writes it."""
+    return peer.rpartition(":")[0].strip("[]")

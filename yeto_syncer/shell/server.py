@@ -38,7 +38,7 @@ from yeto_syncer.shell.counters import Counters
 from yeto_syncer.shell.doorman import Doorman
 from yeto_syncer.shell.greetings import Greetings
 from yeto_syncer.shell.group import Group
-from yeto_syncer.shell.listener import Listener
+from yeto_syncer.shell.listener import Listener, host_of
 from yeto_syncer.shell.outbound import CONTROL, Stream
 from yeto_syncer.shell.payloads import Payloads
 from yeto_syncer.shell.watch import Depths
@@ -451,8 +451,3 @@ class Server:
                 self._connections[number].close()
         if not self._connections:
             done()
-
-
-def host_of(peer: str) -> str:
-    """The host of a HOST:PORT as `listener.shown` writes it."""
-    return peer.rpartition(":")[0].strip("[]")

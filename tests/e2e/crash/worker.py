@@ -1,9 +1,9 @@
 """A learner in a process of its own, each of whose local steps leaves a mark that can be found again.
 
 The model is one vector. Each local step of a learner, in whichever of its lives, adds 1 to one value that no
-other step of any learner touches. With plain averaging of a single learner its final value says how often that
-step was merged. After every boundary the model and the resume record are saved; the process then may kill
-itself.
+other step of any learner touches. With plain averaging of a single learner its final value says how often
+that step was merged. After every boundary the model and the resume record are saved; the process then may
+kill itself.
 """
 
 from __future__ import annotations
@@ -103,6 +103,9 @@ def main(job: dict[str, Any]) -> None:
     )
     handed_out = watch(learner)
     with learner:
+        # After the first broadcast of this life was installed, and before anything else.
+        held = [mark for mark in line if model[mark]]
+        (Path(job["folder"]) / f"opened{job['life']}").write_text(json.dumps([learner.versions[0], held]))
         client = learner.client
         while not learner.done:
             client.wait_for(
