@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
         "yeto_syncer.checkpoint.cli",
         ("inspect", "verify", "export", "diff", "migrate", "hash"),
     ),
+    "yeto-conform": ("yeto_proto.conform.cli", ("run", "list", "show", "record", "mutants")),
     "yeto-tape": ("yeto_syncer.tape_cli", ("summary", "report", "follow", "forward", "check")),
 }
 

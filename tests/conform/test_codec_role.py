@@ -23,6 +23,26 @@ def test_case(case):
     assert result.verdict is Verdict.PASS, result.reason
 
 
+STREAMS = [each for each in TRACES if each.steps[0]["request"]["op"] == "stream"]
+
+
+@pytest.mark.parametrize("how", ["coalesced", "bytes"])
+def test_any_cut_of_a_stream_gives_the_same_answers(how):
+    assert len(STREAMS) > 80
+    for case in STREAMS:
+        result = Result(case, cut=how)
+        codec_role.run(case, codec_role.InProcess(), result)
+        assert result.verdict is Verdict.PASS, (case.id, result.reason)
+
+
+def test_cuts():
+    pieces = [(0, b"ab"), (0, b"c"), (1, b"d"), (0, b"e")]
+    assert codec_role.cut(pieces, "recorded") == pieces
+    assert codec_role.cut(pieces, "coalesced") == [(0, b"abc"), (1, b"d"), (0, b"e")]
+    assert codec_role.cut(pieces, "bytes") == [(0, b"a"), (0, b"b"), (0, b"c"), (1, b"d"), (0, b"e")]
+    assert codec_role.cut([(0, bytes(5000))], "bytes") == [(0, bytes(5000))]
+
+
 def adapter(script: str) -> sut.Sut:
     return sut.Sut("scripted", trace.CORPUS, {"codec": {"command": [sys.executable, "-c", script]}})
 

@@ -131,7 +131,7 @@ class PageRun:
     def run(self, command: str) -> None:
         """Run one command, or start it when it is a server or a learner. Nothing listens beyond loopback."""
         command = command.replace("0.0.0.0", "127.0.0.1")
-        if command.startswith("make "):
+        if command.startswith("make ") or " site/docs/" in command:
             self.done(["/bin/sh", "-c", command], command, ROOT)
             return
         argv = shlex.split(command.replace(f":{PORT}", f":{self.port}"), comments=True)
@@ -153,7 +153,8 @@ class PageRun:
         setup = SETUP / f"{name_of(self.page).replace('/', '_')}.py"
         before = setup.read_text(encoding="utf-8") if setup.exists() else ""
         path = self.folder / "blocks.py"
-        path.write_text((before + script).replace(f":{PORT}", f":{self.port}"), encoding="utf-8")
+        text = (before + script).replace(f":{PORT}", f":{self.port}").replace("@ROOT@", str(ROOT))
+        path.write_text(text, encoding="utf-8")
         self.done([sys.executable, str(path)], f"the Python of {name_of(self.page)}", self.folder)
 
     def shell(self, command: str, more: str = "") -> tuple[str, ...]:

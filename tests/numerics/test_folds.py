@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from tests.numerics.jobs import F32, Shape, answer, make, random_job, same_bits, tensors
 from yeto_proto import dtypes
-from yeto_proto._generated.constants import RDA_MIN_DIRECTION
+from yeto_proto._generated.constants import FOLD_MIN_NORM, RDA_MIN_DIRECTION
 from yeto_proto._generated.errors import BadArgument
 from yeto_proto._generated.types import Dtype, MergeMode
 from yeto_syncer.core import merge
@@ -86,11 +86,14 @@ def by_rule(job: MergeJob) -> F32:
             if rda:
                 length = norm(gradient)
                 radius += one.weight / w1 * length
-                n1 = n1 or length
                 if length == 0.0:
                     continue
+                n1 = n1 or max(length, FOLD_MIN_NORM)
                 share = one.weight * n1 / (w1 * length)
-            acc += gradient * np.float32(share)
+            if share > float(np.finfo(np.float32).max):
+                acc += (gradient.astype(np.float64) * share).astype(np.float32)
+            else:
+                acc += gradient * np.float32(share)
         if total:
             scale = 1.0 / total
             if rda and norm(acc) > RDA_MIN_DIRECTION * n1 * total:

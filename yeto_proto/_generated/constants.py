@@ -93,8 +93,13 @@ Q4_THRESHOLDS: Final = (0x3C3504F2, 0x3CB504F6, 0x3D3504F2, 0x3DB504F5, 0x3E3504
 #: then the block sums in order. No result depends on the number of threads. Unit: values.
 REDUCTION_BLOCK: Final = 65_536
 
-#: A mean direction that is shorter than this makes rda fall back to the weighted mean.
+#: A mean direction that is shorter than this makes rda fall back to the weighted mean. A coefficient (w/W)/n
+#: of that mean which overflows f32 stays in f64, and each of its products is rounded to f32.
 RDA_MIN_DIRECTION: Final = 1e-12
+
+#: 2^-64, the least n1 of a tensor with --fold on-arrival and rda: a first answer that is shorter is stretched
+#: to this length in the sums, so that the answers after it are not lost in subnormal numbers.
+FOLD_MIN_NORM: Final = 5.421010862427522e-20
 
 #: A singular value is kept when it is above this share of the largest one.
 ISO_CUTOFF: Final = 1e-10

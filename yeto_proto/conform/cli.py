@@ -137,7 +137,11 @@ def _parser() -> argparse.ArgumentParser:
 def _selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("select", nargs="*", metavar="PATTERN", help="ids, areas or rules, with * and ?")
     parser.add_argument(
-        "--role", action="append", choices=[*runner.ROLES, *runner.ROLES.values()], default=[]
+        "--role",
+        action="append",
+        choices=list(dict.fromkeys([*runner.ROLES.values(), *runner.ROLES])),
+        default=[],
+        help="one side only",
     )
     parser.add_argument(
         "--corpus", type=Path, default=trace.CORPUS, help="a folder of traces, or a recorded trace"

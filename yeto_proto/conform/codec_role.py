@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, Protocol
 
 from . import answers
+from .groups import BYTE_CUT
 from .match import differences
 from .processes import NotStartedError, Process
 from .trace import Trace
@@ -90,12 +92,23 @@ def run(trace: Trace, asker: Asker, result: Result) -> None:
             raise BrokenError(f"a codec case has no step {step['do']!r}")
         request, expected = dict(step["request"]), step["answer"]
         if request["op"] == "stream":
-            request["pieces"] = [[socket, trace.wire(piece).hex()] for socket, piece in request["pieces"]]
+            pieces = [(socket, trace.wire(piece)) for socket, piece in request["pieces"]]
+            request["pieces"] = [[socket, piece.hex()] for socket, piece in cut(pieces, result.cut)]
         result.log.append(f"> {json.dumps(request)}")
         found = asker.ask(request)
         result.log.append(f"< {json.dumps(found)}")
         _judge(expected, found, result)
     result.step = None
+
+
+def cut(pieces: Sequence[tuple[int, bytes]], how: str) -> list[tuple[int, bytes]]:
+    """The pieces of a stream as recorded, those of one socket in a row together, or one byte each."""
+    if how == "bytes" and sum(len(piece) for _, piece in pieces) <= BYTE_CUT:
+        return [(socket, piece[at : at + 1]) for socket, piece in pieces for at in range(len(piece))]
+    if how == "coalesced":
+        runs = groupby(pieces, key=lambda each: each[0])
+        return [(socket, b"".join(piece for _, piece in run)) for socket, run in runs]
+    return list(pieces)
 
 
 def _judge(expected: Mapping[str, Any], found: Mapping[str, Any], result: Result) -> None:

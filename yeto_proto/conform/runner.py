@@ -109,7 +109,10 @@ def _cuts(trace: Trace, options: Options) -> Sequence[str]:
     if trace.role != "codec":
         return options.cuts
     streams = any(step.get("request", {}).get("op") == "stream" for step in trace.steps)
-    return options.cuts if streams else ("recorded",)
+    if not streams:
+        return ("recorded",)
+    # A question has no edges of fields.
+    return [each for each in options.cuts if each != "fields"] or ("recorded",)
 
 
 def _unit(results: Sequence[Result], sut: Sut, options: Options) -> None:

@@ -63,7 +63,8 @@ class Accumulator:
     `values` is the f32 sum of the whole fragment; the first fold puts an array of its own there. Of the
     answers that weigh something, `first_weight` is w1 of the first, and `total` is W, the sum of w / w1.
     `first_norms` and `radii` hold n1 and R of each tensor; RDA alone uses them. n1 is the first length that
-    is not 0, so that a tensor that stood still in the first answer does not silence the later ones.
+    is not 0, so that a tensor that stood still in the first answer does not silence the later ones; 2^-64
+    where that is longer.
     """
 
     __slots__ = ("first_norms", "first_weight", "radii", "total", "values")

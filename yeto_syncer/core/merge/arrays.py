@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,20 @@ from yeto_proto._generated.errors import BadArgument
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+
+# What a gradient is multiplied with in a sum of gradients; one that is None adds nothing.
+Coefficient: TypeAlias = np.float32 | np.float64 | None
+
+
+def coefficient(exact: float) -> np.float32 | np.float64:
+    """`exact` rounded to f32, and in f64 where it is finite but too large for f32.
+
+    That happens to directions: 1 / |delta| overflows f32 for |delta| below 2^-128, though no element of
+    delta / |delta| is longer than 1. numpy then multiplies in f64 and rounds each product to f32 once.
+    """
+    with np.errstate(over="ignore"):
+        rounded = np.float32(exact)
+    return np.float64(exact) if np.isinf(rounded) and math.isfinite(exact) else rounded
 
 
 def flat(array: F32, name: str) -> F32:

@@ -6,7 +6,8 @@ With w and n the weight and the length of an answer, and w1 and n1 those of the 
     RDA:       acc += (w n1 / (w1 n)) delta            W += w / w1        R += (w / w1) n
 
 in an f32 accumulator and f64 scalars, the correction being applied before. So the first answer goes in as it
-is, whatever its weight, and nothing has to be known of the answers that follow. `run` closes the round:
+is, whatever its weight, and nothing has to be known of the answers that follow. (n1 is at least 2^-64: beside
+a first answer that is still shorter, those that follow would drown in roundings.) `run` closes the round:
 
     avg:  acc / W             iso:  the same, flattened             RDA:  acc (R / W) / |acc|
 
@@ -21,12 +22,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from yeto_proto._generated.constants import RDA_MIN_DIRECTION
+from yeto_proto._generated.constants import FOLD_MIN_NORM, RDA_MIN_DIRECTION
 from yeto_proto._generated.errors import BadArgument
 from yeto_proto._generated.sizes import push_bytes
 from yeto_proto._generated.types import MergeMode
 from yeto_syncer.core.jobs import Accumulator, Answer, FoldJob
-from yeto_syncer.core.merge.arrays import F64
+from yeto_syncer.core.merge.arrays import F64, Coefficient, coefficient
 from yeto_syncer.core.merge.gradients import Gradients
 from yeto_syncer.core.merge.passes import Map, Passes
 from yeto_syncer.core.merge.plan import Columns, Empty, Scratch, Strip, cut, empty_array
@@ -36,10 +37,10 @@ def fold(job: FoldJob, map: Map = map, empty: Empty = empty_array) -> None:
     """Adds the answer of `job` to `job.into`, negated once, in the tensors' own order.
 
     Each coefficient is formed in f64 and rounded to f32; then each product and each sum is rounded to f32, as
-    in `avg` and `rda`. An answer without weight, and with RDA a tensor of length 0, adds nothing to `acc`. A
-    sum that overflows shows when the round is closed. The same answers in the same order give the same bits,
-    whatever `map` does (see `run`). Memory: about 10 MiB for each thread, from `empty`. Raises BadArgument
-    when a length does not fit.
+    in `avg` and `rda`; one that overflows f32 stays in f64. An answer without weight, and with RDA a tensor of
+    length 0, adds nothing to `acc`. A sum that overflows shows when the round is closed. The same answers in
+    the same order give the same bits, whatever `map` does (see `run`). Memory: about 10 MiB for each thread,
+    from `empty`. Raises BadArgument when a length does not fit.
     """
     check_lengths(job)
     with np.errstate(all="ignore"):
@@ -85,29 +86,29 @@ class _Fold(Passes):
         else:
             if self.job.correction:
                 self.correct(lengths=False)
-            share = np.float32(weight / into.first_weight)
-            coefficients = [share] * self.cut.num_tensors
+            coefficients = [coefficient(weight / into.first_weight)] * self.cut.num_tensors
         self.passes(lambda strip, scratch: self.put(strip, coefficients[strip.tensor], scratch))
 
-    def directed(self, weight: float) -> list[np.float32 | None]:
+    def directed(self, weight: float) -> list[Coefficient]:
         """RDA's coefficients of this answer, one a tensor; takes its lengths into the radii."""
         into = self.job.into
         squares = self.correct(lengths=True) if self.job.correction else self.sums(self.gradients.squares)
         norms = np.sqrt(squares[:, 0])
         into.radii += weight / into.first_weight * norms
-        np.copyto(into.first_norms, norms, where=into.first_norms == 0.0)
+        fresh = (into.first_norms == 0.0) & (norms != 0.0)
+        np.copyto(into.first_norms, np.maximum(norms, FOLD_MIN_NORM), where=fresh)
         return [
-            None if norm == 0.0 else np.float32(weight * first / (into.first_weight * norm))
+            None if norm == 0.0 else coefficient(weight * first / (into.first_weight * norm))
             for norm, first in zip(norms.tolist(), into.first_norms.tolist(), strict=True)
         ]
 
-    def put(self, strip: Strip, coefficient: np.float32 | None, scratch: Scratch) -> Columns:
+    def put(self, strip: Strip, factor: Coefficient, scratch: Scratch) -> Columns:
         """acc += coefficient delta, where acc is 0 before the first answer."""
         here = self.job.into.values[strip.start : strip.stop]
         if self.first:
-            np.copyto(here, self.gradients.add_up((coefficient,), strip, scratch))
-        elif coefficient is not None:
-            np.add(here, self.gradients.add_up((coefficient,), strip, scratch), out=here)
+            np.copyto(here, self.gradients.add_up((factor,), strip, scratch))
+        elif factor is not None:
+            np.add(here, self.gradients.add_up((factor,), strip, scratch), out=here)
         return ()
 
 

@@ -12,7 +12,7 @@ from yeto_proto._generated.constants import RDA_MIN_DIRECTION
 from yeto_proto._generated.errors import BadArgument
 from yeto_proto._generated.types import MergeMode
 from yeto_syncer.core.jobs import Accumulator, MergeJob, MergeResult
-from yeto_syncer.core.merge.arrays import F32, F64, in_order
+from yeto_syncer.core.merge.arrays import F32, F64, Coefficient, in_order
 from yeto_syncer.core.merge.folding import check_delta, closing_scales
 from yeto_syncer.core.merge.gradients import Gradients
 from yeto_syncer.core.merge.outer import step
@@ -33,7 +33,7 @@ class Flatten(Protocol):
 
 
 # Per tensor and answer. A tensor that is None is left as it is; an answer that is None adds nothing.
-Coefficients: TypeAlias = Sequence[Sequence[np.float32 | None] | None]
+Coefficients: TypeAlias = Sequence[Sequence[Coefficient] | None]
 
 
 def run(

@@ -20,7 +20,7 @@ from yeto_proto import dtypes
 from yeto_proto._generated.constants import Q4_BLOCK
 from yeto_proto._generated.types import Dtype
 from yeto_syncer.core.jobs import Answer
-from yeto_syncer.core.merge.arrays import F32, F64, product_sums
+from yeto_syncer.core.merge.arrays import F32, F64, Coefficient, product_sums
 from yeto_syncer.core.merge.correction import Oblique, Opposed, blend, judge, oppose
 from yeto_syncer.core.merge.plan import Columns, Scratch, Strip
 
@@ -174,10 +174,10 @@ class Gradients:
         momentum = scratch.exact_momentum(self.momentum, strip)
         return blend(left, momentum, what.own, -what.pull, product, left)
 
-    def add_up(self, coefficients: Sequence[np.float32 | None], strip: Strip, scratch: Scratch) -> F32:
+    def add_up(self, coefficients: Sequence[Coefficient], strip: Strip, scratch: Scratch) -> F32:
         """sum over m of coefficient_m times the gradient -d'_m, in f32 from zeros, in `scratch.total`.
 
-        A coefficient that is None adds nothing.
+        A coefficient that is None adds nothing. With one in f64 the products are formed in f64 and rounded.
         """
         total, term = scratch.total[: strip.size], scratch.term[: strip.size]
         fresh = True

@@ -9,7 +9,7 @@ import numpy as np
 
 from yeto_proto._generated.constants import RDA_MIN_DIRECTION
 from yeto_proto._generated.errors import BadArgument
-from yeto_syncer.core.merge.arrays import F32, flat, in_order, norm, same_shape
+from yeto_syncer.core.merge.arrays import F32, Coefficient, coefficient, flat, in_order, norm, same_shape
 
 
 def weight(c_tokens: int, c_steps: int) -> float:
@@ -37,18 +37,22 @@ def radial_mean(norms: Sequence[float], weights: Sequence[float], total: float) 
     return in_order(length * one for length, one in zip(norms, weights, strict=True)) / total
 
 
-def directions(norms: Sequence[float], weights: Sequence[float], total: float) -> list[np.float32 | None]:
-    """The coefficients of RDA's direction sum: (w_m / W) / n_m in f64, rounded to f32; None for n_m = 0."""
+def directions(norms: Sequence[float], weights: Sequence[float], total: float) -> list[Coefficient]:
+    """The coefficients of RDA's direction sum: (w_m / W) / n_m in f64, rounded to f32; None for n_m = 0.
+
+    One that overflows f32 stays in f64 (see `coefficient`).
+    """
     pairs = zip(norms, weights, strict=True)
-    return [None if length == 0.0 else np.float32(one / total / length) for length, one in pairs]
+    return [None if length == 0.0 else coefficient(one / total / length) for length, one in pairs]
 
 
-def _accumulate(tensors: Sequence[F32], coefficients: Sequence[np.float32 | None]) -> F32:
+def _accumulate(tensors: Sequence[F32], coefficients: Sequence[Coefficient]) -> F32:
     """sum of coefficient_m * tensor_m in f32, from zeros, in order; every product and sum is rounded."""
-    total = np.zeros_like(tensors[0])
-    for tensor, coefficient in zip(tensors, coefficients, strict=True):
-        if coefficient is not None:
-            total += tensor * coefficient
+    total, term = np.zeros_like(tensors[0]), np.empty_like(tensors[0])
+    for tensor, factor in zip(tensors, coefficients, strict=True):
+        if factor is not None:
+            np.multiply(tensor, factor, out=term)
+            total += term
     return total
 
 
@@ -87,7 +91,9 @@ def rda(gradients: Sequence[F32], weights: Sequence[float]) -> F32:
     The length is the weighted mean of the lengths, the direction the weighted mean of the directions, so
     gradients that disagree do not shrink. Arguments, result and errors as in `avg`; over ONE tensor, never
     over a joined fragment. |delta_m|, r and |u| in f64 (D30); (w_m / W) / |delta_m| is rounded to f32 and u
-    accumulated in f32; a learner with |delta_m| exactly 0 adds nothing to u, but counts in r. When |u| <
+    accumulated in f32; where that quotient overflows f32 (|delta_m| below about 2^-128 W / w_m) it stays in
+    f64, and each of its products is rounded to f32. A learner with |delta_m| exactly 0 adds nothing to u, but
+    counts in r. When |u| <
     1e-12 there is no direction and the result is `avg`. Otherwise each element is multiplied in f32 by r /
     |u| rounded to f32. Source: protocol text, "RDA computes weighted radial/directional averaging per
     tensor"; arXiv 2604.21428.
