@@ -2,9 +2,10 @@
 
 A `console` block holds commands behind `$ `; other lines are what they print. The commands of a page run one
 after the other in a folder of its own, as a reader would type them. Servers and learners stay in the
-background until the page ends; learners must then end well, and servers get a SIGTERM. All Python blocks of a
-page are one script, behind `setup/<page>.py` if there is one. `<!-- not run: why -->` before a block takes it
-out.
+background: learners and recorders until the next command that is neither, by which they must have ended
+well; servers until the page ends or starts another one. A block with a `title` is a file of that name. All
+other Python blocks of a page are one script, behind `setup/<page>.py` if there is one.
+`<!-- not run: why -->` before a block takes it out.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ DOCS = SITE / "docs"
 SETUP = Path(__file__).parent / "setup"
 EXAMPLES = DOCS / "examples"
 PORT = "29400"
+PROXY_PORT = "29401"
 LIMIT_S = 600.0
 
 _FENCE = re.compile(
-    r"^(?P<indent> *)```(?P<language>[a-z]*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S
+    r'^(?P<indent> *)```(?P<language>[a-z]*)(?: title="(?P<title>[^"]+)")?[^\n]*\n'
+    r"(?P<text>.*?)^(?P=indent)```$",
+    re.M | re.S,
 )
 _SKIP = re.compile(r"<!-- not run: (?P<why>[^>]+?) -->\s*\Z")
 _SNIPPET = re.compile(r'^--8<-- "(?P<path>[^"]+)"$', re.M)
@@ -39,13 +43,16 @@ _SNIPPET = re.compile(r'^--8<-- "(?P<path>[^"]+)"$', re.M)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block. `why` tells why it is not run, if it is not."""
+    """One fenced block. `why` tells why it is not run, if it is not. `program` is the file that it shows,
+    which takes arguments and peers and has a test of its own; `title` is the name of the file that it is."""
 
     page: Path
     line: int
     language: str
     text: str
     why: str | None
+    program: str | None
+    title: str | None
 
     @property
     def commands(self) -> list[str]:
@@ -66,7 +73,7 @@ def name_of(page: Path) -> str:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The blocks of one page, with snippets put in."""
+    """The blocks of one page."""
     text = page.read_text(encoding="utf-8")
     found = []
     for match in _FENCE.finditer(text):
@@ -74,8 +81,18 @@ def blocks(page: Path) -> list[Block]:
         skip = _SKIP.search(before)
         indent = match["indent"]
         body = re.sub(f"^{indent}", "", match["text"], flags=re.M)
-        body = _SNIPPET.sub(lambda each: (SITE / each["path"]).read_text(encoding="utf-8"), body)
-        found.append(Block(page, before.count("\n") + 1, match["language"], body, skip and skip["why"]))
+        program = _SNIPPET.fullmatch(body.strip())
+        found.append(
+            Block(
+                page,
+                before.count("\n") + 1,
+                match["language"],
+                "" if program else body,
+                skip and skip["why"],
+                program and program["path"],
+                match["title"],
+            )
+        )
     return found
 
 
@@ -99,6 +116,7 @@ class PageRun:
     folder: Path
     processes: Processes
     port: int = field(default_factory=free_port)
+    proxy_port: int = field(default_factory=free_port)
     servers: list[Running] = field(default_factory=list)
     learners: list[tuple[str, Running]] = field(default_factory=list)
 
@@ -107,26 +125,33 @@ class PageRun:
         for path in EXAMPLES.iterdir():
             if path.is_file():
                 shutil.copy(path, self.folder)
+        for block in blocks(self.page):
+            if block.title:
+                (self.folder / block.title).write_text(block.text, encoding="utf-8")
         todo = [each for each in runnable(self.page) if each.why is None]
         for block in todo:
             for command in block.commands:
                 self.run(command)
-        script = "\n".join(each.text for each in todo if each.language == "python")
+        script = "\n".join(each.text for each in todo if each.language == "python" and not each.title)
         if script:
             self.python(script)
         self.end_servers()
 
     def end_servers(self) -> None:
         """Wait for the learners, then stop what still serves in an orderly way."""
-        for command, learner in self.learners:
-            code = learner.wait(LIMIT_S)
-            assert code == 0, f"{command}\n{learner.stdout.text}\n{learner.stderr.text}"
-        self.learners.clear()
+        self.end_learners()
         for server in self.servers:
             if server.process.poll() is None:
                 server.signal(signal.SIGTERM)
             assert server.wait(LIMIT_S) == 0, server.stderr.text
         self.servers.clear()
+
+    def end_learners(self) -> None:
+        """Wait for the learners and recorders."""
+        for command, learner in self.learners:
+            code = learner.wait(LIMIT_S)
+            assert code == 0, f"{command}\n{learner.stdout.text}\n{learner.stderr.text}"
+        self.learners.clear()
 
     def run(self, command: str) -> None:
         """Run one command, or start it when it is a server or a learner. Nothing listens beyond loopback."""
@@ -134,33 +159,43 @@ class PageRun:
         if command.startswith("make ") or " site/docs/" in command:
             self.done(["/bin/sh", "-c", command], command, ROOT)
             return
-        argv = shlex.split(command.replace(f":{PORT}", f":{self.port}"), comments=True)
+        argv = shlex.split(self.ported(command), comments=True)
         if is_server(argv):
             self.end_servers()  # a reader who starts another one has stopped the one before
-            server = self.processes.run(
-                *self.shell(command, f" --port {self.port}"), cwd=self.folder, environ=self.path
-            )
+            server = self.start(command, "" if "--port" in argv else f" --port {self.port}")
             server.stdout.wait_for(r"^listening on ", LIMIT_S)
             self.servers.append(server)
-        elif f":{self.port}" in command.replace(PORT, str(self.port)) and argv[0] == "python":
-            learner = self.processes.run(*self.shell(command), cwd=self.folder, environ=self.path)
-            self.learners.append((command, learner))
+        elif argv[:2] == ["yeto-conform", "record"] and "--listen" in argv:
+            recorder = self.start(command)
+            recorder.stdout.wait_for(r"^recording on ", LIMIT_S)
+            self.learners.append((command, recorder))
+        elif argv[0] == "python" and any(port in command for port in (PORT, PROXY_PORT)):
+            self.learners.append((command, self.start(command)))
         else:
+            self.end_learners()
             self.done(list(self.shell(command)), command, self.folder)
+
+    def start(self, command: str, more: str = "") -> Running:
+        """Start a command that goes on in the background."""
+        return self.processes.run(*self.shell(command, more), cwd=self.folder, environ=self.path)
+
+    def ported(self, text: str) -> str:
+        """The text with the ports of this run."""
+        return text.replace(PORT, str(self.port)).replace(PROXY_PORT, str(self.proxy_port))
 
     def python(self, script: str) -> None:
         """Run the Python of the page as one script."""
         setup = SETUP / f"{name_of(self.page).replace('/', '_')}.py"
         before = setup.read_text(encoding="utf-8") if setup.exists() else ""
         path = self.folder / "blocks.py"
-        text = (before + script).replace(f":{PORT}", f":{self.port}").replace("@ROOT@", str(ROOT))
+        text = self.ported(before + script).replace("@ROOT@", str(ROOT))
         path.write_text(text, encoding="utf-8")
         self.done([sys.executable, str(path)], f"the Python of {name_of(self.page)}", self.folder)
 
     def shell(self, command: str, more: str = "") -> tuple[str, ...]:
         """The command in a shell, on the port of this run. A plain one replaces the shell, for signals."""
         plain = re.match(r"[a-z-]+ ", command) and not re.search(r"[|;&$]", command)
-        line = ("exec " if plain else "") + command.replace(PORT, str(self.port)) + more
+        line = ("exec " if plain else "") + self.ported(command) + more
         return ("/bin/sh", "-c", line)
 
     def done(self, command: list[str], shown: str, cwd: Path) -> None:

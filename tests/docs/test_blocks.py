@@ -10,6 +10,7 @@ from tests.docs.blocks import PageRun, loose_commands, name_of, pages, runnable
 from tests.e2e.processes import Processes
 
 PAGES = [page for page in pages() if runnable(page)]
+TESTS = Path(__file__).parents[1]
 
 
 @pytest.mark.full
@@ -24,6 +25,13 @@ def test_at_most_one_block_in_ten_is_not_run() -> None:
     told = "\n".join(f"{name_of(each.page)}:{each.line}: {each.why}" for each in skipped)
     assert len(skipped) * 10 <= len(found), told
     assert not [each for each in skipped if name_of(each.page).startswith("start/")], told
+
+
+def test_every_program_that_is_shown_has_a_test() -> None:
+    shown = {Path(block.program).name for page in pages() for block in runnable(page) if block.program}
+    assert len(shown) >= 10
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
+    assert not [name for name in sorted(shown) if name not in tests and Path(name).stem not in tests]
 
 
 def test_commands_stand_in_console_blocks() -> None:

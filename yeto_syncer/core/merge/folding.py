@@ -37,10 +37,10 @@ def fold(job: FoldJob, map: Map = map, empty: Empty = empty_array) -> None:
     """Adds the answer of `job` to `job.into`, negated once, in the tensors' own order.
 
     Each coefficient is formed in f64 and rounded to f32; then each product and each sum is rounded to f32, as
-    in `avg` and `rda`; one that overflows f32 stays in f64. An answer without weight, and with RDA a tensor of
-    length 0, adds nothing to `acc`. A sum that overflows shows when the round is closed. The same answers in
-    the same order give the same bits, whatever `map` does (see `run`). Memory: about 10 MiB for each thread,
-    from `empty`. Raises BadArgument when a length does not fit.
+    in `avg` and `rda`; one that overflows f32 stays in f64. An answer without weight, and with RDA a tensor
+    of length 0, adds nothing to `acc`. A sum that overflows shows when the round is closed. The same answers
+    in the same order give the same bits, whatever `map` does (see `run`). Memory: about 10 MiB for each
+    thread, from `empty`. Raises BadArgument when a length does not fit.
     """
     check_lengths(job)
     with np.errstate(all="ignore"):
