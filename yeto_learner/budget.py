@@ -17,6 +17,7 @@ from .core.records import BcastFragment, PullRequest
 from .errors import PartialMessageGenerationLost
 from .exporter import encoded_parts
 from .fragments import FragmentValues
+from .journal import PushJournal
 
 __all__ = ["Consolidation"]
 
@@ -29,9 +30,16 @@ class Consolidation:
     """
 
     def __init__(
-        self, client: SyncerClient, values: FragmentValues, *, steps: int, tokens: int, timeout: float
+        self,
+        client: SyncerClient,
+        values: FragmentValues,
+        journal: PushJournal,
+        *,
+        steps: int,
+        tokens: int,
+        timeout: float,
     ) -> None:
-        self._client, self._values = client, values
+        self._client, self._values, self._journal = client, values, journal
         self._steps, self._tokens, self._timeout = steps, tokens, timeout
         self._bases: dict[int, BcastFragment] = {}
         self._due: list[PullRequest] = []  # pulls of the present connection that wait for their base
@@ -39,7 +47,7 @@ class Consolidation:
 
     def run(self) -> None:
         """Raises TimeoutError when the restart or a pull does not come, RuntimeError for a pull that must not
-        come, and what `check_health` raises."""
+        come, OSError when a push cannot be noted, and what `check_health` raises."""
         self._client.wait_for_budget_restart(self._report(), self._timeout)
         while len(self._answered) < self._values.num_fragments:
             self._answer(self._next_pull())
@@ -91,6 +99,7 @@ class Consolidation:
         base = self._bases[pull.fragment_id]
         delta = self._values.delta_from(base)
         dtype: Dtype = self._client.dtype
+        self._journal.note(self._journal.records, pull.fragment_id)
         try:
             queued = self._client.push_fragment_parts(
                 pull.fragment_id,

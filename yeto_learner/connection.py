@@ -23,7 +23,6 @@ from yeto_proto._generated.errors import BadText, SessionRejected, WrongState, Y
 from yeto_proto._generated.messages import Buffer, Message
 from yeto_proto._generated.types import FrameType, Role
 from yeto_proto.codec import header
-from yeto_proto.pool import BufferPool
 from yeto_proto.reader import FrameReader
 from yeto_proto.writer import frame
 
@@ -33,6 +32,7 @@ from .core.redial import FIRST_DIAL_TIMEOUT, FIRST_DIAL_WAIT, REDIAL_TIMEOUT, re
 from .errors import ProtocolError, SessionRejectedError
 from .group import Group
 from .hashing import BlockHasher, SharedReassembler
+from .reception import ReceptionMemory
 
 __all__ = ["Connection"]
 
@@ -78,7 +78,7 @@ class Connection:
         self._lost: Group | None = None  # a group whose threads have to be stopped
         self._supervisor: threading.Thread | None = None
         self._hasher = BlockHasher()
-        self._memory = BufferPool()  # one fragment after the other is received into the same memory
+        self._memory = ReceptionMemory()
         self._pause_noted = False
         self._bytes = [0, 0]  # received and sent by earlier groups
 

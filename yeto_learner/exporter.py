@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -22,6 +22,7 @@ from yeto_proto._generated.types import Dtype
 from .core.boundary import Answer
 from .core.values import F32
 from .errors import PartialMessageGenerationLost
+from .journal import JournaledRecord, PushJournal
 from .outbox import Ticket
 
 if TYPE_CHECKING:
@@ -71,13 +72,15 @@ def encoded_parts(dtype: Dtype, values: F32) -> Iterator[Buffer]:
 
 
 class Exporter:
-    """Encodes and sends answers on a thread of its own, one after the other."""
+    """Encodes and sends answers on a thread of its own, one after the other, each noted in the journal
+    first."""
 
-    def __init__(self, client: SyncerClient, buffers: DeltaBuffers) -> None:
+    def __init__(self, client: SyncerClient, buffers: DeltaBuffers, journal: PushJournal) -> None:
         self._client = client
         self._buffers = buffers
+        self._journal = journal
         self._changed = threading.Condition()
-        self._jobs: deque[tuple[Answer, F32]] = deque()
+        self._jobs: deque[tuple[Answer, F32, Collection[JournaledRecord]]] = deque()
         self._settled: deque[tuple[Answer, int | None]] = deque()
         self._closed = False
         self._failure: BaseException | None = None
@@ -88,8 +91,10 @@ class Exporter:
 
     def submit(self, answer: Answer, delta: F32) -> None:
         """Send this delta, a buffer of `DeltaBuffers`, which goes back there in the end."""
+        # A record that is saved later knows of this answer; those from before have to be told.
+        records = self._journal.records
         with self._changed:
-            self._jobs.append((answer, delta))
+            self._jobs.append((answer, delta, records))
             self._changed.notify_all()
 
     def settled(self) -> Iterator[tuple[Answer, int | None]]:
@@ -116,14 +121,14 @@ class Exporter:
                 self._changed.wait_for(lambda: self._jobs or self._closed)
                 if self._closed:
                     return
-                answer, delta = self._jobs.popleft()
+                answer, delta, records = self._jobs.popleft()
             try:
-                self._send(answer, delta)
+                self._send(answer, delta, records)
             except (OSError, ValueError, MemoryError) as error:
                 self._failure = error
                 return
 
-    def _send(self, answer: Answer, delta: F32) -> None:
+    def _send(self, answer: Answer, delta: F32, records: Collection[JournaledRecord]) -> None:
         dtype = self._client.dtype
         generation: int | None = None
 
@@ -132,9 +137,14 @@ class Exporter:
                 self._buffers.give(delta)
             self._settled.append((answer, generation if written else None))
 
+        def parts() -> Iterator[Buffer]:
+            # Only once the first part is asked for, so that a lost connection marks nothing as pushed.
+            self._journal.note(records, answer.pull.fragment_id)
+            yield from encoded_parts(dtype, delta)
+
         ticket = Ticket(settled)
         try:
-            generation = self._client.stream_push(answer, encoded_parts(dtype, delta), ticket)
+            generation = self._client.stream_push(answer, parts(), ticket)
         except PartialMessageGenerationLost:
             pass  # the pull comes again on the next connection
         finally:

@@ -53,8 +53,13 @@ class FragmentValues:
         return self._numels[fragment_id]
 
     def install(self, update: BcastFragment, mode: InstallMode) -> None:
-        """Install a broadcast: the local values by `mode`, and its raw values as the anchor."""
+        """Install a broadcast: the local values by `mode`, and its raw values as the anchor.
+
+        Raises ProtocolError, before anything is written, when it holds a value that is not finite.
+        """
         number = update.fragment_id
+        if mode is not InstallMode.CONFIRM:
+            _must_be_finite(self._wire_dtype, update.data, f"version {update.version} of fragment {number}")
         anchor = self._anchors.get(number)
         if anchor is None:
             anchor = self._anchors[number] = Anchor(self._numels[number], self._anchor_dtype)
@@ -79,10 +84,12 @@ class FragmentValues:
             raise NonFiniteParameterError(name, f"{what}, sent as {self._push_dtype.name.lower()},")
 
     def write_raw(self, update: BcastFragment) -> None:
-        """Write a broadcast over the local values, and keep no anchor."""
+        """Write a broadcast over the local values, and keep no anchor.  Raises ProtocolError as `install`."""
+        number = update.fragment_id
+        _must_be_finite(self._wire_dtype, update.data, f"version {update.version} of fragment {number}")
         width = dtypes.encoded_bytes(self._wire_dtype, 1)
         data = memoryview(update.data)
-        for name, start, first, count in blocks(self._spans[update.fragment_id]):
+        for name, start, first, count in blocks(self._spans[number]):
             part = data[first * width : (first + count) * width]
             self.parameters.write(name, start, dtypes.decode(self._wire_dtype, part, count))
         self.parameters.flush()
@@ -128,13 +135,7 @@ class FragmentValues:
         Raises ProtocolError, before anything is written, when it holds a value that is not finite.
         """
         for final in finals:
-            try:
-                dtypes.check_finite(Dtype.F32, final.data)
-            except NonFinite as error:
-                raise ProtocolError(
-                    f"the final value of fragment {final.fragment_id} is not finite; nothing was written",
-                    error,
-                ) from error
+            _must_be_finite(Dtype.F32, final.data, f"the final value of fragment {final.fragment_id}")
         for final in finals:
             overwrite(self._spans[final.fragment_id], self.parameters, final.data)
         self.parameters.flush()
@@ -165,3 +166,10 @@ class FragmentValues:
                 part = saved.data[start * width : (start + count) * width]
                 anchor.load(start, count, saved.dtype, part.data)
             self._anchors[number] = anchor
+
+
+def _must_be_finite(dtype: Dtype, data: Buffer, what: str) -> None:
+    try:
+        dtypes.check_finite(dtype, data)
+    except NonFinite as error:
+        raise ProtocolError(f"{what} is not finite; nothing was written", error) from error

@@ -47,7 +47,8 @@ from .identity import IdentityLock
 from .initial_cut import InitialCut
 from .logs import show_log_lines
 from .parameters import ArrayParameters, Parameters
-from .record import ResumeRecord, read_record, write_record
+from .record import ResumeRecord
+from .resume import Resume
 
 __all__ = ["Learner"]
 
@@ -174,27 +175,26 @@ class Learner:
         self._budget = budget_steps
         self._boundary = Boundary(self.layout.num_fragments, min_local_steps, reuse_anchor)
         self._buffers = DeltaBuffers(session.max_numel)
-        self._exporter = Exporter(self.client, self._buffers)
+        self._resume = Resume(self._boundary, self._values, session.fingerprint)
+        self._exporter = Exporter(self.client, self._buffers, self._resume.journal)
         self._heartbeat = HeartbeatThread(self.client, heartbeat_s, heartbeat_stall_s)
         self._modes: Counter[InstallMode] = Counter()
         self._state = _State.NEW
-        resumed = resume is not None and self._restore(
-            resume if isinstance(resume, ResumeRecord) else read_record(resume)
-        )
+        if resume is not None:
+            self._resume.restore(resume)
         self._cut = InitialCut(
             self.client,
             self._boundary,
             self._values,
             self._install_next,
             timeout=initial_cut_timeout_s,
-            probe=init_probe_s if resumed else None,
+            probe=init_probe_s if self._resume.resumed else None,
             show_progress=show_progress,
         )
         self._show_progress = show_progress
         self._identity = IdentityLock(
             self.client.addr, self.client.learner_id, self.client.session_contract_hash
         )
-        self._resumed = resumed
         self._default_contract = contract is None
 
     # -- life
@@ -216,7 +216,8 @@ class Learner:
 
         Raises LearnerIdInUseError, NonFiniteParameterError, ConnectionError when the syncer cannot be
         reached, TimeoutError when the first broadcasts do not come, SessionRejectedError or RuntimeError when
-        the syncer refuses; nothing is left open then.
+        the syncer refuses, OSError when the journal beside the resume record cannot be written; nothing is
+        left open then.
         """
         if self._state is not _State.NEW:
             raise WrongState(detail="a learner is opened once; make a new one")
@@ -233,6 +234,7 @@ class Learner:
         self._identity.take()
         self._state = _State.OPEN
         try:
+            self._resume.open()
             self.client.start()
             self._exporter.start()
             self._heartbeat.start()
@@ -240,7 +242,7 @@ class Learner:
         except BaseException:
             self.close()
             raise
-        if self._resumed:
+        if self._resume.resumed:
             counts = ", ".join(f"{mode.value} {count}" for mode, count in self._modes.items())
             log.warning(
                 "resumed at local step %d; fragments by install mode: %s", self.local_step, counts or "none"
@@ -253,6 +255,7 @@ class Learner:
         self._heartbeat.close()
         self.client.close()
         self._exporter.close()
+        self._resume.journal.close()
         self._identity.release()
 
     # -- the training loop
@@ -346,10 +349,14 @@ class Learner:
             raise WrongState(
                 detail=f"{self.local_step} of {budget} budget_steps are done; train on, then finish"
             )
-        consolidation = Consolidation(
-            self.client, self._values, steps=budget, tokens=self._boundary.tokens, timeout=timeout
-        )
-        consolidation.run()
+        Consolidation(
+            self.client,
+            self._values,
+            self._resume.journal,
+            steps=budget,
+            tokens=self._boundary.tokens,
+            timeout=timeout,
+        ).run()
 
     def _require_open(self) -> None:
         if self._state is not _State.OPEN:
@@ -361,33 +368,11 @@ class Learner:
         """The resume record of this step boundary, also written to `path` if given.
 
         Save it together with the parameters, which it belongs to.  With `anchors` (4 bytes a parameter, 2
-        with bf16 anchors) local progress also survives a syncer that went on meanwhile.  Raises OSError.
+        with bf16 anchors) local progress also survives a syncer that went on meanwhile.  What is pushed later
+        is noted in `<path>.pushed`: keep the two together.  A record without a path hears of no later push.
+        Raises OSError.
         """
-        record = ResumeRecord(
-            self._boundary.steps,
-            self._boundary.tokens,
-            self._boundary.global_step,
-            tuple(self._boundary.record()),
-            self.client.session.fingerprint,
-            self._values.save_anchors() if anchors else {},
-        )
-        if path is not None:
-            write_record(path, record)
-        return record
-
-    def _restore(self, record: ResumeRecord) -> bool:
-        fingerprint = self.client.session.fingerprint
-        if (
-            record.fingerprint not in (None, fingerprint)
-            or len(record.fragments) != self.layout.num_fragments
-        ):
-            log.warning(
-                "the resume record is of another layout; this learner starts from the syncer's values"
-            )
-            return False
-        self._boundary.restore(record.steps, record.tokens, record.global_step, record.fragments)
-        self._values.restore_anchors(record.anchors)
-        return True
+        return self._resume.save(path, anchors=anchors)
 
     # -- for logs and reports
 

@@ -3,6 +3,7 @@ progress.
 
 A record is one `.npz` file: `meta`, the UTF-8 bytes of a JSON object, and with saved anchors one array
 `anchor_<f>` of each fragment's anchor bytes.  It belongs to the model checkpoint of the same step boundary.
+What is pushed after it was saved stands in the journal beside it (`yeto_learner.journal`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 import zipfile
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,8 +22,9 @@ import numpy.typing as npt
 from yeto_proto._generated.types import Dtype
 
 from .core.boundary import RecordedFragment
+from .journal import pushed_since
 
-__all__ = ["ResumeRecord", "SavedAnchor", "read_record", "write_record"]
+__all__ = ["ResumeRecord", "SavedAnchor", "read_record", "with_later_pushes", "write_record"]
 
 RECORD_VERSION: Final = 1
 
@@ -40,7 +42,8 @@ class ResumeRecord:
     """Counters, versions and, if saved, anchors of a learner at a step boundary.
 
     `fingerprint` is that of the layout, None in a record that does not say; `fragments` has None for a
-    fragment that had no anchor yet.
+    fragment that had no anchor yet.  `identity` ties the journal of later pushes to it; None in a record that
+    has no journal.  `path` is where it was saved or read.
     """
 
     steps: int
@@ -49,6 +52,13 @@ class ResumeRecord:
     fragments: tuple[RecordedFragment | None, ...]
     fingerprint: bytes | None
     anchors: dict[int, SavedAnchor] = field(default_factory=dict)
+    identity: str | None = None
+    path: Path | None = field(default=None, compare=False)
+
+    @property
+    def unpushed(self) -> set[int]:
+        """The fragments that have an anchor nothing was pushed from."""
+        return {number for number, each in enumerate(self.fragments) if each is not None and not each.pushed}
 
 
 def write_record(path: str | os.PathLike[str], record: ResumeRecord) -> None:
@@ -62,6 +72,7 @@ def write_record(path: str | os.PathLike[str], record: ResumeRecord) -> None:
         "global_step": record.global_step,
         "fingerprint": None if record.fingerprint is None else record.fingerprint.hex(),
         "fragments": [None if each is None else asdict(each) for each in record.fragments],
+        "identity": record.identity,
         "anchor_dtypes": {number: anchor.dtype.name for number, anchor in record.anchors.items()},
     }
     arrays = {f"anchor_{number}": anchor.data for number, anchor in record.anchors.items()}
@@ -96,9 +107,25 @@ def read_record(path: str | os.PathLike[str]) -> ResumeRecord:
                     int(number): SavedAnchor(Dtype[dtype], file[f"anchor_{number}"])
                     for number, dtype in meta["anchor_dtypes"].items()
                 },
+                meta.get("identity"),
+                Path(path).absolute(),
             )
     except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{os.fspath(path)} is not a resume record: {error}") from error
+
+
+def with_later_pushes(record: ResumeRecord) -> tuple[ResumeRecord, bool]:
+    """The record with what its journal adds, and whether that could be trusted: if not, every fragment counts
+    as pushed.  Raises OSError.
+    """
+    if record.identity is None or record.path is None:
+        return record, True
+    later = pushed_since(record.path, record.identity)
+    fragments = tuple(
+        replace(each, pushed=True) if each is not None and (later is None or number in later) else each
+        for number, each in enumerate(record.fragments)
+    )
+    return replace(record, fragments=fragments), later is not None
 
 
 def _fragments(entries: Iterable[dict[str, Any] | None]) -> Iterator[RecordedFragment | None]:

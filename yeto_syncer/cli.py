@@ -42,6 +42,9 @@ exit codes: 0 complete or stopped gracefully; 1 a bad setting or a failed run; 2
 130 / 143 stopped by a second SIGINT / SIGTERM without a checkpoint
 """
 
+MAX_DOCUMENT = 1 << 20
+"""Bytes of a settings file. All settings together take a hundredth of it."""
+
 SECTION_TITLES = {
     "run": "run",
     "rounds": "rounds",
@@ -167,12 +170,16 @@ def read_document(path: str) -> Mapping[str, object]:
     if not path:
         return {}
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_DOCUMENT + 1)
+        if len(content) > MAX_DOCUMENT:
+            raise ValueError(f"it is longer than {MAX_DOCUMENT} bytes")
+        return tomllib.loads(content.decode())
     except OSError as error:
         raise BadValueError(
             f"cannot read the settings file: {error.strerror}", path, "give a file that can be read"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
         raise BadValueError(f"not a TOML file: {error}", path, "correct the file") from None
 
 

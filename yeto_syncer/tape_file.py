@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from yeto_proto._generated.constants import HELLO_MAX
 from yeto_proto._generated.files import TAPE
 
 __all__ = ["COMMIT", "NotATapeError", "Reader", "Record", "faults", "kind_of", "read", "tail"]
@@ -23,6 +24,16 @@ COMMIT: Final = "commit"
 # What a commit must tell before anything can be said about it; other writers leave other keys out.
 _NEEDED: Final = ("step", "fragment", "launch_base_version", "attempt", "expected_members", "responders")
 _PARTS: Final = ("member", "responder", "stamp")
+
+_INTEGERS: Final = 2**64
+_NUMBERS: Final = 1e100
+"""What is read has lesser magnitudes: counters have 64 bits, and nobody's sums overflow."""
+
+_FRAGMENTS: Final = HELLO_MAX // 13
+"""No HELLO has room for more, at 13 bytes each; readers keep a list of them."""
+
+_SHOWN: Final = 80
+"""Characters of a wrong value that are told."""
 
 
 class NotATapeError(Exception):
@@ -60,7 +71,7 @@ def _object_faults(name: str, value: Record, fields: Mapping[str, Any]) -> list[
 def _value_faults(name: str, value: object, kind: str) -> list[str]:
     if kind.startswith("list of "):
         if not isinstance(value, list):
-            return [f"{name}: {value!r} is no list"]
+            return [f"{name}: {_shown(value)} is no list"]
         inner = kind.removeprefix("list of ")
         return [
             fault
@@ -69,19 +80,24 @@ def _value_faults(name: str, value: object, kind: str) -> list[str]:
         ]
     if kind in TAPE:
         if not isinstance(value, dict):
-            return [f"{name}: {value!r} is no object"]
+            return [f"{name}: {_shown(value)} is no object"]
         return _object_faults(name, value, TAPE[kind])
     if value is None and kind.endswith(" or null"):
         return []
     plain = kind.removesuffix(" or null")
     good = {
-        "integer": isinstance(value, int) and not isinstance(value, bool),
-        "number": isinstance(value, int | float) and not isinstance(value, bool),
+        "integer": isinstance(value, int) and not isinstance(value, bool) and abs(value) < _INTEGERS,
+        "number": isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _NUMBERS,
         "text": isinstance(value, str),
         "hex32": isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef"),
         "true or false": isinstance(value, bool),
     }[plain]
-    return [] if good else [f"{name}: {value!r} is no {kind}"]
+    return [] if good else [f"{name}: {_shown(value)} is no {kind}"]
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
 @dataclass(slots=True)
@@ -101,7 +117,7 @@ class Reader:
             return None
         try:
             record = json.loads(line)
-        except ValueError:  # UnicodeDecodeError is one too
+        except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError too
             if self.seen == 0 and not line.lstrip().startswith(b"{"):
                 raise self._refusal("is no JSON object") from None
             self.torn += 1
@@ -131,6 +147,9 @@ class Reader:
                 wrong = _needed_faults(f"`{key}`", record[key], field.type)
                 if wrong is not None:
                     raise self._refusal(wrong)
+        for key in ("fragment", "fragments"):
+            if not 0 <= record.get(key, 0) <= _FRAGMENTS:
+                raise self._refusal(f"is wrong: `{key}`: {record[key]} is no number of a fragment")
 
     def _refusal(self, what: str) -> NotATapeError:
         return NotATapeError(

@@ -231,7 +231,7 @@ def test_the_printed_configuration_can_be_read_back(
 ) -> None:
     flags = (
         "--checkpoint-path",
-        'q"\\x',
+        'q"\\x\n\x1b[31m\x00\x7f\x85é',
         "--observers",
         "1",
         "--grace-gamma",
@@ -245,7 +245,7 @@ def test_the_printed_configuration_can_be_read_back(
     again = capsys.readouterr().out
 
     def values(text: str) -> list[str]:
-        return [line.rsplit("  # ", 1)[0].rstrip() for line in text.splitlines()]
+        return [line.rsplit(" # ", 1)[0].rstrip() for line in text.splitlines()]
 
     assert values(again) == values(document.read_text())
 
@@ -296,6 +296,32 @@ def test_a_file_that_is_no_toml_is_one_line(tmp_path: Path, capsys: pytest.Captu
     document.write_text("learners = = 2")
     assert run("--config", str(document)) == 1
     assert "not a TOML file" in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"learners = 1" + b"0" * 5000,  # more digits than Python turns into a number
+        b"learners = " + b"[" * 100_000,
+        b"learners = " + b"{a=" * 50_000,
+        b"\xff",
+        b"#" * (1 << 20) + b"\n",
+    ],
+    ids=["digits", "lists", "tables", "bytes", "long"],
+)
+def test_a_hostile_settings_file_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    document = tmp_path / "bad.toml"
+    document.write_bytes(content)
+    assert run("--config", str(document)) == 1
+    told = one_line(capsys)
+    assert "not a TOML file" in told and len(told) < 500
+
+
+def test_a_settings_file_without_an_end_is_not_read_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--config", "/dev/zero") == 1
+    assert "longer than 1048576 bytes" in one_line(capsys)
 
 
 @pytest.mark.rule("syncer.profile.recipe")

@@ -194,11 +194,10 @@ class Boundary:
         """Append pulls to those that wait.  One that waits already, and was sent again after a redial, takes
         the place of the older one.
         """
+        newest = {pull: pull for pull in self.pending}  # a key keeps its place when its value changes
         for pull in pulls:
-            if pull in self.pending:
-                self.pending[self.pending.index(pull)] = pull
-            else:
-                self.pending.append(pull)
+            newest[pull] = pull
+        self.pending = list(newest.values())
 
     def keep_pulls_of(self, generation: int) -> None:
         """Forget the pulls of every other link than `generation`: what the syncer still wants of them it asks

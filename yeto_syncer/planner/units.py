@@ -8,7 +8,7 @@ from typing import Final
 
 _NUMBER: Final = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)(/s)?\s*")
 _SCALES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BINARY: Final = {f"{prefix}i": 1024**power for power, prefix in enumerate("kmgt", 1)}
+_BINARY: Final[dict[str, int]] = {f"{prefix}i": 1024**power for power, prefix in enumerate("kmgt", 1)}
 _COUNTS: Final = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
+from unicodedata import category
 
 from yeto_syncer.core.config import (
     DELTA_CORRECTIONS,
@@ -106,8 +107,9 @@ def choice(*names: str) -> Kind:
 
 
 def _quoted(value: str) -> str:
+    """A basic string of TOML, which has no control characters in it."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    return '"' + "".join(f"\\u{ord(char):04x}" if category(char) == "Cc" else char for char in escaped) + '"'
 
 
 def _text(value: object) -> str:

@@ -10,8 +10,10 @@ import pytest
 
 from tests.e2e.learner.rig import arrived, flat, parameters, running, settle, train, wire_values
 from tests.e2e.scripted_syncer import WAIT
+from yeto_learner.errors import ProtocolError
 from yeto_proto import dtypes
 from yeto_proto._generated import messages as wire
+from yeto_proto._generated.types import Dtype
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "q4"])
@@ -198,3 +200,21 @@ def test_bf16_anchors_push_the_same_bytes() -> None:
             made.step()
             pushes.append(bytes(peer.expect(wire.PushFragment).delta))
     assert pushes[0] == pushes[1]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_broadcast_that_is_not_finite_leaves_the_parameters_untouched(dtype: str, bad: float) -> None:
+    arrays = parameters()
+    with running(arrays, dtype=dtype) as (made, peer, _):
+        train(arrays)
+        before = {name: array.copy() for name, array in arrays.items()}
+        values = np.zeros(made.layout.fragments[0].numel, np.float32)
+        values[-1] = bad
+        peer.broadcast(0, 1, bytes(dtypes.encode(Dtype.F32 if dtype == "f32" else Dtype.BF16, values)))
+        arrived(made, updates=1)
+        with pytest.raises(ProtocolError, match="version 1 of fragment 0 is not finite; nothing was written"):
+            made.step(tokens=1)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(array, before[name])
+        peer.expect_nothing()

@@ -8,6 +8,7 @@ import pytest
 from tests.e2e.learner.rig import F32, parameters, values
 from tests.e2e.scripted_syncer import WAIT, Peer, ScriptedSyncer
 from yeto_learner import Subscriber
+from yeto_learner.errors import ProtocolError
 from yeto_proto import dtypes
 from yeto_proto._generated import messages as wire
 from yeto_proto._generated.types import Dtype
@@ -54,6 +55,23 @@ def test_a_subscriber_follows_to_the_end_and_sends_nothing() -> None:
             np.testing.assert_array_equal(flat(subscriber, arrays, fragment), finals[fragment])
         assert subscriber.versions == [5, 6]
         peer.expect_nothing()
+
+
+def test_a_broadcast_that_is_not_finite_leaves_the_parameters_untouched() -> None:
+    arrays = parameters()
+    with (
+        ScriptedSyncer() as syncer,
+        Subscriber(
+            arrays, syncer.address, observer_id=7, num_fragments=2, num_streams=1, session_contract="test"
+        ) as subscriber,
+    ):
+        peer = syncer.next_peer()
+        before = flat(subscriber, arrays, 1)
+        bad = np.full(peer.session.numel(1), np.nan, np.float32)
+        peer.broadcast(1, 4, bytes(dtypes.encode(Dtype.BF16, bad)))
+        with pytest.raises(ProtocolError, match="version 4 of fragment 1 is not finite"):
+            subscriber.update(timeout=WAIT)
+        np.testing.assert_array_equal(flat(subscriber, arrays, 1), before)
 
 
 def test_an_incomplete_final_cut_leaves_the_parameters_untouched() -> None:

@@ -120,6 +120,27 @@ def test_a_pull_that_was_sent_again_after_a_redial_waits_once() -> None:
     assert len(script.boundary.pending) == 1
 
 
+def test_a_storm_of_pulls_is_taken_in_with_few_comparisons() -> None:
+    """Looking for each of them among all that wait would keep a training step for minutes."""
+    compared = 0
+
+    class Counted(PullRequest):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return super().__eq__(other)
+
+        __hash__ = PullRequest.__hash__
+
+    script = Script()
+    for generation in (1, 2):
+        storm = [Counted(0, step, 1, generation=generation) for step in range(5000)]
+        script.boundary.add_pulls(storm)
+        assert script.boundary.pending == storm
+        assert [pull.generation for pull in script.boundary.pending] == [generation] * 5000
+    assert compared < 10 * 5000
+
+
 def test_a_spent_anchor_answers_no_other_step_until_the_next_broadcast() -> None:
     script = Script()
     script.broadcast(0, 0)

@@ -107,6 +107,19 @@ def test_an_empty_file_is_a_tape_without_records(tmp_path: Path) -> None:
             b'{"event":"learner_joined","id":"a","generation":1,"step":0}\n',
             "line 1 is wrong: `id`: 'a' is no integer",
         ),
+        (b'{"event":"learner_joined","id":1,"generation":NaN,"step":0}\n', "`generation`: nan is no integer"),
+        (
+            b'{"event":"learner_joined","id":1,"generation":1,"step":18446744073709551616}\n',
+            "`step`: 18446744073709551616 is no integer",
+        ),
+        (
+            b'{"event":"learner_joined","id":1,"generation":1,"step":0,"time":Infinity}\n',
+            "`time`: inf is no number",
+        ),
+        (
+            b'{"event":"learner_joined","id":1,"generation":1,"step":0,"time":1%s}\n' % (b"0" * 400),
+            "`time`: 1" + "0" * 79 + "... is no number",
+        ),
     ],
 )
 def test_another_file_is_refused_in_one_line(tmp_path: Path, content: bytes, why: str) -> None:
@@ -116,6 +129,30 @@ def test_another_file_is_refused_in_one_line(tmp_path: Path, content: bytes, why
         list(read(path))
     assert why in str(caught.value) and str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["fragment", "fragments"])
+@pytest.mark.parametrize("number", [-1, 2_000_000, 2**63])
+def test_a_number_of_fragments_that_no_layout_has_is_refused(
+    tape: Path, tmp_path: Path, key: str, number: int
+) -> None:
+    """A reader that believed it would make a list of that length."""
+    record = next(dict(one) for one in read(tape) if key in one)
+    path = tmp_path / "tape"
+    path.write_text(json.dumps({**record, key: number}) + "\n")
+    with pytest.raises(NotATapeError, match=f"`{key}`: {number} is no number of a fragment"):
+        list(read(path))
+
+
+@pytest.mark.parametrize("line", [b"{" + b'"a":{' * 100_000, b'{"a":' + b"[" * 100_000])
+def test_a_line_nested_without_end_is_passed_over_like_a_torn_one(
+    tape: Path, tmp_path: Path, line: bytes
+) -> None:
+    path = tmp_path / "tape"
+    path.write_bytes(tape.read_bytes() + line + b"\n")
+    reader = Reader(str(path))
+    assert list(read(path, reader)) == list(read(tape))
+    assert reader.torn == 1
 
 
 def test_a_commit_of_another_writer_may_have_fewer_keys_and_more(tape: Path, tmp_path: Path) -> None:
