@@ -17,7 +17,7 @@ def describe(layout: Layout) -> str:
     """The layout as text for people: a line per fragment, then totals and the fingerprint."""
     lines = [f"{'fragment':<10}{'merge':<7}{'tensors':>8}{'values':>16}  names"]
     for number, fragment in enumerate(layout.fragments):
-        names = [tensor.name for tensor in fragment.tensors]
+        names = [_printable(tensor.name) for tensor in fragment.tensors]
         more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
         lines.append(
             f"{number:<10}{MergeMode(fragment.merge_mode).name.lower():<7}{len(names):>8}{fragment.numel:>16,}"
@@ -28,6 +28,11 @@ def describe(layout: Layout) -> str:
     )
     lines.append(f"fingerprint {layout.fingerprint().hex()}")
     return "\n".join(lines)
+
+
+def _printable(name: str) -> str:
+    """A name may hold anything, and this goes to a terminal."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in name)
 
 
 def as_dict(layout: Layout) -> dict[str, Any]:

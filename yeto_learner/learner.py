@@ -46,7 +46,7 @@ from .heartbeat import HeartbeatThread
 from .identity import IdentityLock
 from .initial_cut import InitialCut
 from .logs import show_log_lines
-from .parameters import ArrayParameters, Parameters
+from .parameters import Parameters, as_parameters
 from .record import ResumeRecord
 from .resume import Resume
 
@@ -139,8 +139,7 @@ class Learner:
             finalization_timeout_s=finalization_timeout_s,
             connect_timeout_s=connect_timeout_s,
         )
-        self._parameters: Parameters
-        self._parameters = ArrayParameters(parameters) if isinstance(parameters, Mapping) else parameters
+        self._parameters = as_parameters(parameters)
         self.layout: Layout = make_layout(
             self._parameters.shapes(), num_fragments, pattern, matrix_merge, avg_name_regex
         )

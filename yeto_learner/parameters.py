@@ -14,7 +14,7 @@ import numpy.typing as npt
 from .arguments import require
 from .core.values import F32, LocalValues
 
-__all__ = ["ArrayParameters", "Parameters"]
+__all__ = ["ArrayParameters", "Parameters", "as_parameters"]
 
 Array = npt.NDArray[Any]
 
@@ -49,7 +49,7 @@ class ArrayParameters:
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         require(
             isinstance(arrays, Mapping),
-            f"parameters must be a mapping of name to numpy array, not {type(arrays)}",
+            f"parameters must be a mapping of name to numpy array, not a {type(arrays).__name__}",
         )
         require(len(arrays) > 0, "parameters is empty: there is nothing to train")
         for name, array in arrays.items():
@@ -108,6 +108,18 @@ class ArrayParameters:
         flat = array.reshape(-1)
         self._flat[name] = (array, flat)
         return flat
+
+
+def as_parameters(given: Mapping[str, Array] | Parameters) -> Parameters:
+    """What the user gave, as the values of a learner. Raises ValueError for what is neither kind."""
+    if isinstance(given, Mapping):
+        return ArrayParameters(given)
+    require(
+        hasattr(given, "shapes"),
+        f"parameters must be a mapping of name to numpy array, not a {type(given).__name__}; for a PyTorch "
+        "module use yeto_learner.torch.TorchLearner",
+    )
+    return given
 
 
 class _Strided:

@@ -26,7 +26,7 @@ from .channel import Address
 from .client import SyncerClient
 from .fragments import FragmentValues
 from .logs import show_log_lines
-from .parameters import ArrayParameters, Parameters
+from .parameters import Parameters, as_parameters
 
 __all__ = ["Subscriber"]
 
@@ -57,8 +57,7 @@ class Subscriber:
         connect_timeout_s: float = 900.0,
         finalization_timeout_s: float = 900.0,
     ) -> None:
-        self._parameters: Parameters
-        self._parameters = ArrayParameters(parameters) if isinstance(parameters, Mapping) else parameters
+        self._parameters = as_parameters(parameters)
         self.layout: Layout = make_layout(
             self._parameters.shapes(), num_fragments, pattern, matrix_merge, avg_name_regex
         )

@@ -43,6 +43,17 @@ exit codes: 0 told, or the check holds; 1 the file cannot be read or is no event
 hold; 2 command-line syntax; 130 ended by Ctrl-C
 """
 
+EXAMPLES_OF: Final = {
+    "summary": ("yeto-tape summary run.jsonl", "yeto-tape summary --json run.jsonl"),
+    "report": ("yeto-tape report run.jsonl", "yeto-tape report run.jsonl --output page.html"),
+    "follow": ("yeto-tape follow run.jsonl", "yeto-tape follow --json --keep run.jsonl"),
+    "forward": (
+        "yeto-tape forward run.jsonl --tensorboard logs",
+        "yeto-tape forward run.jsonl --wandb my-project --follow",
+    ),
+    "check": ("yeto-tape check --learners 4 --budget 1000 --from 240 run.jsonl",),
+}
+
 SUMMARY_ABOUT = """\
 Reads a whole event tape, that of a run that is going on too. goodput is the share of the members' answers
 that were merged; the others were rejected, or lost with their attempt. A recovery is told in four phases:
@@ -145,6 +156,7 @@ def _command(
         name,
         help=summary,
         description=about,
+        epilog="\n  ".join(("examples:", *EXAMPLES_OF[name])),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -76,6 +76,8 @@ def test_exit_127_skips_the_case_and_the_next_one_starts_again():
             Verdict.SKIP,
             "not support",
         ),
+        ("print('[' * 100000, flush=True)", Verdict.FAIL, "not JSON"),
+        ("print('9' * 5000, flush=True)", Verdict.FAIL, "not JSON"),
         (
             "print(json.dumps({'id': request['id'], 'ok': False, 'error': 'BadFragment'}), flush=True)",
             Verdict.FAIL,

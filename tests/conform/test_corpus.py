@@ -91,6 +91,8 @@ def test_head_and_file_agree():
         ("{}", "not the head"),
         ("[]\n", "must be an object"),
         ("{", "not JSON"),
+        ('{"a":' * 100_000, "not JSON"),
+        ("9" * 5000, "not JSON"),
         ('{"format": 2}', "not the head"),
         ('{"format": 1, "id": "a", "area": "b", "role": "codec"}', "lacks 'rules'"),
         ('{"format": 1, "id": "a", "area": "b", "role": "codec", "rules": []}\n{}', "lacks 'do'"),

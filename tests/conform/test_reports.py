@@ -35,6 +35,23 @@ def refusing(tmp_path):
     return write
 
 
+@pytest.mark.parametrize("command", ["run", "list", "show", "record", "mutants"])
+def test_the_help_of_each_command_has_examples(capsys, command):
+    with pytest.raises(SystemExit) as left:
+        cli.main([command, "--help"])
+    assert left.value.code == 0
+    assert f"examples:\n  yeto-conform {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["show"], ["run", "--nonsense"], ["run", "--jobs", "many"]])
+def test_a_wrong_command_line_is_one_line_and_exit_2(capsys, arguments):
+    with pytest.raises(SystemExit) as left:
+        cli.main(arguments)
+    assert left.value.code == cli.BAD_ARGUMENTS
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1 and "--help" in err
+
+
 def test_all_pass(capsys, tmp_path):
     assert cli.main(["run", "--in-process", "--role", "codec", "--output", str(tmp_path), "pull_req.*"]) == 0
     printed = capsys.readouterr().out
@@ -95,6 +112,9 @@ def test_the_implementation_does_not_start(capsys, tmp_path):
     [
         ("- a", "the file: must be a mapping"),
         ("name: [", "is not YAML"),
+        ("name: " + "[" * 20_000, "is not YAML"),
+        ("name: " + "9" * 5000, "is not YAML"),
+        ('"\\e[31m": 1', r"\x1b[31m: is not a key here"),
         ("codec: {command: [a]}", "name: is missing"),
         ("name: a", "names no role"),
         ("name: a\ncodec: {}", "codec.command: is missing"),
@@ -183,6 +203,16 @@ def _runs(pid, name):
         return name in " ".join(psutil.Process(pid).cmdline())
     except psutil.NoSuchProcess:
         return False
+
+
+def test_what_is_shown_of_a_trace_is_text(capsys, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    head = {"format": 1, "id": "\x1b[31m", "area": "x\n", "role": "codec", "rules": ["\x07"], "doc": "\x9b1m"}
+    path.write_text(json.dumps(head) + "\n")
+    assert cli.main(["show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.replace("\n", "").isprintable()
+    assert r"\x1b[31m" in shown
 
 
 def test_list_and_show(capsys):

@@ -74,7 +74,7 @@ def test_rda_beside_the_reference(scales: list[float], size: int) -> None:
 def test_rda_written_out() -> None:
     gradients = [noise(1, 50, 1e-40), noise(2, 50, 1.0)]
     factors = [0.5 / norm(one) for one in gradients]
-    assert factors[1] < np.finfo(np.float32).max < factors[0]
+    assert factors[1] < float(np.finfo(np.float32).max) < factors[0]
     direction = (gradients[0].astype(np.float64) * factors[0]).astype(np.float32)
     direction = direction + gradients[1] * np.float32(factors[1])
     radius = reduction.radial_mean([norm(one) for one in gradients], [1.0, 1.0], 2.0)

@@ -67,6 +67,7 @@ class Rounds(Part):
         # Within one step of the coordinator:
         self._push: tuple[Link, PushFragment] | None = None
         self._outcomes: list[str] = []
+        self._released = False  # the slot of the push, as the tape tells
         self._pulls: list[tuple[Link, PullReq]] = []
         self._folds: list[FoldJob] = []
         self._started: MergeJob | None = None
@@ -107,6 +108,7 @@ class Rounds(Part):
             job, self._started = self._started, None
             self._check_job(job)
         self._outcomes.clear()
+        self._released = False
 
     # -- members ---------------------------------------------------------------------------------------------
 
@@ -216,13 +218,25 @@ class Rounds(Part):
         )
 
     def _release(self, link: Link, push: PushFragment) -> None:
+        """A stale base gives its slot up, so that the round can close without it (revision 2, 1.5).
+
+        A round that has closed needs that no more. When it closes after its quorum only the coordinator
+        knows, which grants the grace, so there the tape is believed.
+        """
         attempt = self._attempts.get(push.global_step)
-        if attempt is None or attempt.number != push.round_attempt:
+        if attempt is None or attempt.number != push.round_attempt or attempt.emptied:
+            require(not self._released, f"{link} gave up a slot in no attempt of step {push.global_step}")
             return
-        if attempt.slots.get(link.learner_id) == link and link.learner_id not in attempt.accepted:
+        held = attempt.slots.get(link.learner_id) == link and link.learner_id not in attempt.accepted
+        require(held or not self._released, f"{link} gave up a slot that it has not, or has answered in")
+        if self._released:
             del attempt.slots[link.learner_id]
             attempt.shrunk = True
             attempt.k = max(min(attempt.k, len(attempt.slots)), 1)
+        elif held:
+            enough = attempt.k if self._config.quorum_capacity is None else 1
+            waits = len(attempt.taken) < enough
+            require(not waits, f"step {push.global_step} waits for {link}, whose base is stale")
 
     def _late(self, link: Link, push: PushFragment) -> None:
         target = self._attempts.get(self._into)
@@ -355,6 +369,8 @@ class Rounds(Part):
                 self._check_commit(record)
             case "carried":
                 self._into = record["into"]
+            case "rejected":
+                self._released |= "released" in record
             case "carry_dropped":
                 self._give_up(record)
             case "attempt_discarded":

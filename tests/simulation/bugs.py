@@ -193,6 +193,16 @@ def _a_broken_data_socket_is_heard() -> AbstractContextManager[object]:
     return patch.object(Group, "__init__", init)
 
 
+def _a_stale_base_keeps_its_slot() -> AbstractContextManager[object]:
+    real = Intake.begin
+
+    def begin(self: Intake, round_: Round) -> None:
+        self._releases = False
+        real(self, round_)
+
+    return patch.object(Intake, "begin", begin)
+
+
 BUGS: dict[str, tuple[Bug, int]] = {
     "K follows departures": (_k_follows_departures, 0),
     "K follows joiners": (_k_follows_joiners, 0),
@@ -211,5 +221,6 @@ BUGS: dict[str, tuple[Bug, int]] = {
     "a carried delta keeps its weight": (_a_carried_delta_keeps_its_weight, 40),
     "a broken data socket is heard": (_a_broken_data_socket_is_heard, 540),
     "pulls of a lost link are answered": (_pulls_of_a_lost_link_are_answered, 150),
+    "a stale base keeps its slot": (_a_stale_base_keeps_its_slot, 0),
 }
 """Each with the seed from which on it is looked for: rare ones take long from the beginning."""

@@ -246,6 +246,8 @@ class Trouble:
             version = process.boundary.fragments[0].version
             if version is None or process.state is not State.TRAIN:
                 return False
+            if 0 in link.catching_up and _behind(line, version):
+                return False
             message = BcastFragment(0, version, b"\x01" * self._world.setup.session.bulk_bytes(0))
         process.guilty = process.tainted = True
         line.deliver(message)
@@ -276,3 +278,14 @@ class Trouble:
         world.register(push, process.id, ())
         line.send(push, bulk=True)
         return True
+
+
+def _behind(line: Line, version: int) -> bool:
+    """Whether the syncer at the other end holds an older version of the first fragment, or none yet.
+
+    A learner that catches up takes the first broadcast on faith (revision 2, 7.4), also a forged one. What
+    the syncer really serves must then not look older: it would be dropped, and the learner would answer for
+    ever from a version that the syncer has never had.
+    """
+    held = line.server.version(0)
+    return held is None or held < version

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -71,6 +71,13 @@ class Saved:
     works: tuple[tuple[int, ...], ...]  # of each fragment
     tainted: bool
     pushed_later: set[int] = field(default_factory=set)  # fragments of which a delta was pushed afterwards
+
+    def known(self) -> tuple[RecordedFragment | None, ...]:
+        """The fragments with what the journal adds to the record."""
+        return tuple(
+            each if each is None or number not in self.pushed_later else replace(each, pushed=True)
+            for number, each in enumerate(self.fragments)
+        )
 
 
 class Local:

@@ -77,13 +77,14 @@ class LearnerProcess:
         self.link = LinkState(self._session, accept_rewound_catch_up=self._habits.rewinds)
         self._works: list[list[int]] = [[] for _ in setup.layout.fragments]
         if saved is not None:
-            self.boundary.restore(saved.steps, saved.tokens, saved.global_step, saved.fragments)
+            self.boundary.restore(saved.steps, saved.tokens, saved.global_step, saved.known())
             self.values.restore_anchors(saved.anchors)
-            self._restore_works(saved)
+            for works, before in zip(self._works, saved.works, strict=True):
+                works += before
         self._begun = self._clock.now
         self._sent_epoch: int | None = None
         self._served_epoch: int | None = None
-        self._outbox: deque[tuple[Answer, F32, tuple[int, ...]]] = deque()
+        self._outbox: deque[tuple[Answer, F32, tuple[int, ...], Saved | None]] = deque()
         self._settled: list[tuple[Answer, int | None]] = []
         self._sending = False
         self._waits: Iterator[float] = redial_waits()
@@ -95,17 +96,6 @@ class LearnerProcess:
         self._clock.after(self._habits.heartbeat * rng.random(), self._beat)
         if saved is not None and learner == 0:
             self._clock.after(self._habits.probe, self._after_news)
-
-    def _restore_works(self, saved: Saved) -> None:
-        """Which optimizer steps the restored progress is made of.
-
-        What was pushed after the checkpoint the checkpoint does not know, neither what an earlier life from
-        it has pushed. Such progress is computed again, as far as anybody can tell, so its steps count as new
-        ones. But what it says to be pushed is the same.
-        """
-        for number, (before, recorded) in enumerate(zip(saved.works, saved.fragments, strict=True)):
-            same = recorded is not None and recorded.pushed and number not in saved.pushed_later
-            self._works[number] += before if same else (self._host.next_work() for _ in before)
 
     @property
     def running(self) -> bool:
@@ -299,21 +289,24 @@ class LearnerProcess:
             self.boundary.handed_out(answer)
             steps = self.boundary.steps
             works = self._works[pull.fragment_id][steps - answer.c_steps : steps]
-            self._outbox.append((answer, delta, tuple(works)))
+            self._outbox.append((answer, delta, tuple(works), self.saved))
         self._pump()
 
     def _pump(self) -> None:
         """The exporter: one answer at a time leaves, or is settled as not delivered."""
         while not self._sending and self._outbox:
-            answer, delta, works = self._outbox.popleft()
+            answer, delta, works, saved = self._outbox.popleft()
             line = self.line
             if line is None:
                 self._settled.append((answer, None))
                 continue
             self._sending = True
-            self._clock.after(line.network.bulk_time(), partial(self._exported, line, answer, delta, works))
+            send = partial(self._exported, line, answer, delta, works, saved)
+            self._clock.after(line.network.bulk_time(), send)
 
-    def _exported(self, line: Line, answer: Answer, delta: F32, works: tuple[int, ...]) -> None:
+    def _exported(
+        self, line: Line, answer: Answer, delta: F32, works: tuple[int, ...], saved: Saved | None
+    ) -> None:
         self._sending = False
         if not self.running:
             return
@@ -329,10 +322,10 @@ class LearnerProcess:
                 answer.c_tokens,
                 bytes(dtypes.encode(self._session.dtype, delta)),
             )
+            if saved is not None:
+                saved.pushed_later.add(answer.pull.fragment_id)  # as the journal beside a resume record
             for each in self._host.pushes(self, push, works):
                 line.send(each, bulk=True)
-            if self.saved is not None:
-                self.saved.pushed_later.add(answer.pull.fragment_id)
             self._settled.append((answer, line.link.generation))
         else:
             self._settled.append((answer, None))

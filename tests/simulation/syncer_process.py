@@ -139,6 +139,11 @@ class SyncerProcess:
         """Whether all sockets of the group are attached."""
         return len(line.conns) == line.streams + 1 and self._admitted.issuperset(line.conns.values())
 
+    def version(self, fragment: int) -> int | None:
+        """What it holds of a fragment; None before INIT or a checkpoint."""
+        versions = self.core.view(self.clock.now).versions
+        return versions[fragment] if versions else None
+
     @property
     def lines(self) -> list[Line]:
         """The admitted groups."""

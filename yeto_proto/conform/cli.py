@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from . import matrix, mutants, pages, report, runner, show, sut, trace
 from .groups import CUTS
@@ -48,6 +48,27 @@ start; 5 nothing was selected
 """
 
 
+_EXAMPLES_OF: Final = {
+    "run": ("yeto-conform run", "yeto-conform run --sut sut.yaml --role codec 'heartbeat.*' --output report"),
+    "list": ("yeto-conform list", "yeto-conform list chunks --json", "yeto-conform list --coverage"),
+    "show": ("yeto-conform show run-two-steps", "yeto-conform show run.jsonl"),
+    "record": (
+        "yeto-conform record --listen 127.0.0.1:29401 --connect 127.0.0.1:29400 --out run.jsonl",
+        "yeto-conform record --pcap run.pcap --port 29400 --out run.jsonl",
+    ),
+    "mutants": ("yeto-conform mutants", "yeto-conform mutants 'push-*'"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Mistakes on the command line in the form of all other errors."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(
+            BAD_ARGUMENTS, show.printable(f"error: {message}; command line; see {self.prog} --help") + "\n"
+        )
+
+
 class UsageError(Exception):
     """A mistake of the user, with the exit code."""
 
@@ -64,13 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(show.printable(f"error: {error}"), file=sys.stderr)
         return error.code
     except (sut.BadSutError, trace.BadTraceError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(show.printable(f"error: {error}"), file=sys.stderr)
         return BAD_ARGUMENTS
     except NotStartedError as error:
-        print(f"error: the implementation would not start; {error}", file=sys.stderr)
+        print(show.printable(f"error: the implementation would not start; {error}"), file=sys.stderr)
         return NOT_STARTED
     except BrokenPipeError:
         # The reader of our output has gone; nothing is left to say.
@@ -85,13 +106,15 @@ def _interrupted(number: int, frame: object) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="yeto-conform",
         description="Grade an implementation of the protocol, in any language.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"yeto {importlib.metadata.version('yeto')}")
+    parser.add_argument(
+        "--version", action="version", version=f"yeto-conform {importlib.metadata.version('yeto')}"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _run_parser(commands.add_parser("run", help="run cases and report"))
     listing = commands.add_parser("list", help="list cases")
@@ -131,6 +154,9 @@ def _parser() -> argparse.ArgumentParser:
         "--timeout", type=float, default=8.0, help="seconds that a step may take (default: 8)"
     )
     judging.set_defaults(run=_mutants)
+    for name, each in commands.choices.items():
+        each.epilog = "\n  ".join(("examples:", *_EXAMPLES_OF[name]))
+        each.formatter_class = argparse.RawDescriptionHelpFormatter
     return parser
 
 
@@ -217,7 +243,7 @@ def _run(options: argparse.Namespace) -> int:
             print(json.dumps(report.record(each)))
     else:
         print(matrix.matrices(matrix.merged(results), chosen.name))
-        text = matrix.problems(results)
+        text = show.printable(matrix.problems(results))
         print(f"\n{text}\n" if text else "")
         if options.output is not None:
             print(f"wrote {shown}")
@@ -278,7 +304,7 @@ def _show(options: argparse.Namespace) -> int:
         if not matching:
             raise UsageError(f"there is no case {options.trace}; `yeto-conform list` shows what there is")
         found = matching[0]
-    print(show.show(found, pages.rule_texts()))
+    print(show.printable(show.show(found, pages.rule_texts())))
     return 0
 
 

@@ -59,7 +59,7 @@ class AdapterProcess:
             return self._ended()
         try:
             found = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # what is nested or long without end is no JSONDecodeError
             self.close()
             raise FailError(f"the adapter answered with a line that is not JSON: {line[:80]!r}") from None
         if not isinstance(found, dict) or found.get("id") != number:

@@ -58,7 +58,7 @@ def read(path: Path, traces: Sequence[Trace]) -> tuple[Mapping[str, Any], list[M
         raise BadSutError(
             f"{path}: cannot be read; {error.strerror}; run it in a checkout, or give --mutants a file"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # of a number of 5,000 digits, too
         raise BadSutError(f"{path}: is not YAML; {' '.join(str(error).split())}") from None
     if not isinstance(data, dict) or not {"command", "mutants"} <= set(data) <= {
         "command",

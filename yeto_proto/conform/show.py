@@ -8,9 +8,16 @@ from typing import Any
 
 from .trace import Step, Trace
 
-__all__ = ["show"]
+__all__ = ["printable", "show"]
 
 _LONGEST = 100
+
+
+def printable(text: str) -> str:
+    """The text with every control character escaped but its line feeds: it may come from a peer, and goes to
+    a terminal.
+    """
+    return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
 
 
 def show(trace: Trace, texts: Mapping[str, str]) -> str:

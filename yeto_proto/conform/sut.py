@@ -100,7 +100,7 @@ def read(path: Path) -> Sut:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadSutError(f"{path}: cannot be read; {error.strerror}; give --sut a file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # of a number of 5,000 digits, too
         raise BadSutError(f"{path}: is not YAML; {' '.join(str(error).split())}") from None
     _check(path, "", data, _KEYS)
     if "name" not in data:

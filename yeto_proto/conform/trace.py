@@ -76,8 +76,8 @@ def load(path: Path) -> Trace:
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             lines.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise BadTraceError(f"{path}:{number}: is not JSON: {error.msg}") from None
+        except (ValueError, RecursionError) as error:  # what is nested or long without end is another error
+            raise BadTraceError(f"{path}:{number}: is not JSON: {error}") from None
         if not isinstance(lines[-1], dict):
             raise BadTraceError(f"{path}:{number}: must be an object")
     if not lines or lines[0].get("format") != FORMAT:

@@ -40,6 +40,16 @@ def test_a_safetensors_file_and_its_metadata_agree(
     assert [fragment["merge_mode"] for fragment in told["fragments"]] == ["avg", "rda", "rda"]
 
 
+def test_names_do_not_reach_a_terminal_as_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = safetensors(tmp_path / "model.safetensors", {"\x1b[31m\n\u202e": (2, 2), "é": (2,)})
+    assert main(["layout", str(model), "--fragments", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.replace("\n", "").isprintable()
+    assert r"\x1b[31m\n\u202e" in printed and "é" in printed
+
+
 def test_builder_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shapes = {f"model.layers.{layer}.weight": (4, 4) for layer in range(4)}
     model = safetensors(tmp_path / "model.safetensors", shapes)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from yeto_learner.parameters import ArrayParameters
+from yeto_learner.parameters import ArrayParameters, as_parameters
 
 
 def test_values_are_read_as_f32_and_written_back_in_their_own_dtype() -> None:
@@ -69,6 +69,12 @@ SHARED = np.zeros(8, np.float32)
 def test_what_cannot_be_trained_is_named(arrays: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         ArrayParameters(arrays)
+
+
+@pytest.mark.parametrize("given", [[np.zeros(3, np.float32)], np.zeros(3, np.float32), None])
+def test_what_is_no_mapping_is_told_what_to_give(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"must be a mapping .*, not a \w+; for a PyTorch module use"):
+        as_parameters(given)
 
 
 def test_neighbours_in_one_buffer_are_not_aliases() -> None:

@@ -279,6 +279,26 @@ def test_a_stale_repeat_of_an_answer_releases_nothing() -> None:
     assert run.tape()[3]["responded"] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("carry", [False, True], ids=["no carry", "late carry"])
+def test_a_stale_base_that_comes_too_late_changes_nothing_in_a_closed_round(carry: bool) -> None:
+    run, peers = training(config=streaming(max_base_lag=0, late_carry=carry), hold_folds=True)
+    for _ in range(3):
+        for peer in peers:
+            peer.answer()
+        while run.folding:
+            run.finish_fold()
+    pull = peers[1].pulls()[0]
+    peers[0].answer(), peers[2].answer()
+    run.wait(1.0)
+    assert len(run.folding) == 2, "the round has closed after its grace and waits for its folds"
+    peers[1].push(pull, base=0)
+    rejected = run.tape("rejected")[-1]
+    assert rejected["reason"] == ("StaleBase" if carry else "OutOfRound") and "released" not in rejected
+    run.finish_fold(), run.finish_fold()
+    record = run.tape()[3]
+    assert (record["responded"], record["expected"], record["missed_grace"]) == ([0, 2], [0, 1, 2], [1])
+
+
 def test_a_fixed_roster_releases_nobody() -> None:
     run, peers = training(config=streaming(quorum=3, max_base_lag=0, grace_ms=0))
     stale(run, peers)

@@ -331,6 +331,14 @@ def test_a_wrong_command_line_is_exit_2(arguments: list[str], capsys: pytest.Cap
     assert err.startswith("error: ") and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["summary", "report", "follow", "forward", "check"])
+def test_the_help_of_each_command_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+    assert left.value.code == 0
+    assert f"examples:\n  yeto-tape {command} " in capsys.readouterr().out
+
+
 def test_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["--help"])
