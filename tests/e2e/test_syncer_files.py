@@ -48,6 +48,15 @@ def test_a_second_syncer_on_one_checkpoint_is_refused(processes: Processes, tmp_
     third.kill()
 
 
+def test_a_fresh_run_warns_before_it_replaces_a_checkpoint(processes: Processes, tmp_path: Path) -> None:
+    path = tmp_path / "state.ckpt"
+    path.write_bytes(b"of an earlier run")
+    first = processes.syncer(*RUN, "--checkpoint-path", str(path))
+    first.kill()
+    assert "this run will replace it" in first.stderr.text
+    assert path.read_bytes() == b"of an earlier run"
+
+
 @pytest.mark.rule("syncer.checkpoint.durable_before_visible")
 def test_a_per_round_save_that_fails_shows_nothing_of_its_step(processes: Processes, tmp_path: Path) -> None:
     path = tmp_path / "state.ckpt"

@@ -193,7 +193,7 @@ def _verify(options: argparse.Namespace) -> int:
     return _fail(
         f"{count} fault{'s' if count > 1 else ''}, the first is {first.line()}",
         str(options.file),
-        "go back to a copy that is whole",
+        "go back to a copy that is whole, or give the layout and contract of its own run",
     )
 
 

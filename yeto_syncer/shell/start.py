@@ -89,6 +89,9 @@ def prepare(
         assert checkpoint is not None
         resumed = _load(config, checkpoint)
         log.write("info", "resumed", _settings_of(config, resumed))
+    elif checkpoint is not None and checkpoint.is_file():
+        what = "a checkpoint is there and this run will replace it; to continue it, stop and give --resume"
+        log.write("warning", what, {"path": checkpoint})
     svd = _svd_pool(config, settings, environ, log, stack)
     _listen(bound)
     if port_file is not None:

@@ -281,8 +281,8 @@ def test_a_stale_repeat_of_an_answer_releases_nothing() -> None:
 
 @pytest.mark.parametrize("carry", [False, True], ids=["no carry", "late carry"])
 def test_a_stale_base_that_comes_too_late_changes_nothing_in_a_closed_round(carry: bool) -> None:
-    run, peers = training(config=streaming(max_base_lag=0, late_carry=carry), hold_folds=True)
-    for _ in range(3):
+    run, peers = training(config=streaming(max_base_lag=3, late_carry=carry), hold_folds=True)
+    for _ in range(6):
         for peer in peers:
             peer.answer()
         while run.folding:
@@ -295,7 +295,7 @@ def test_a_stale_base_that_comes_too_late_changes_nothing_in_a_closed_round(carr
     rejected = run.tape("rejected")[-1]
     assert rejected["reason"] == ("StaleBase" if carry else "OutOfRound") and "released" not in rejected
     run.finish_fold(), run.finish_fold()
-    record = run.tape()[3]
+    record = run.tape()[6]
     assert (record["responded"], record["expected"], record["missed_grace"]) == ([0, 2], [0, 1, 2], [1])
 
 
