@@ -99,7 +99,7 @@ class Consolidation:
         base = self._bases[pull.fragment_id]
         delta = self._values.delta_from(base)
         dtype: Dtype = self._client.dtype
-        self._journal.note(self._journal.records, pull.fragment_id)
+        self._journal.note(self._journal.records, pull.fragment_id, base.version)
         try:
             queued = self._client.push_fragment_parts(
                 pull.fragment_id,

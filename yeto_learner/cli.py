@@ -28,6 +28,9 @@ examples:
   yeto-learner layout model.safetensors the fragments that a model is cut into
 
 yeto-learner COMMAND --help has more.
+
+exit codes: 0 done; 1 a promise was broken, a learner cannot join, or a file cannot be used; 2 command-line
+syntax; 130 / 143 ended by SIGINT / SIGTERM
 """
 
 DEMO_ABOUT = """\

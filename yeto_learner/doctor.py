@@ -44,7 +44,7 @@ NOBODY = 2**32 - 1
 """A learner id that no run has: ids end below the number of learners, which is a u32."""
 
 
-_FOREIGN = "is it a yeto-syncer? One with TLS needs --tls-ca"
+_FOREIGN = "the port may speak TLS (give --tls-ca FILE), or belong to something else"
 
 _OTHER_NAME = "certificate does not name"
 """What a syncer says of a good certificate that carries other learner ids. The MAC was judged before."""

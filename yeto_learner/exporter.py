@@ -139,7 +139,7 @@ class Exporter:
 
         def parts() -> Iterator[Buffer]:
             # Only once the first part is asked for, so that a lost connection marks nothing as pushed.
-            self._journal.note(records, answer.pull.fragment_id)
+            self._journal.note(records, answer.pull.fragment_id, answer.base_version)
             yield from encoded_parts(dtype, delta)
 
         ticket = Ticket(settled)

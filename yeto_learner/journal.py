@@ -2,7 +2,7 @@
 
 A record cannot know what its learner pushes later.  Coming back from it, such a learner would add progress to
 a global that already holds it, and have it merged a second time.  So, before the first byte of a push leaves,
-a line in `<record>.pushed` says that the fragment counts as pushed for that record.
+a line in `<record>.pushed` says that the fragment counts as pushed for that record, and from which anchor.
 
 Each line names the record it is of, so a line that is left over never counts for another one.  A record may
 be renamed together with its journal while the learner runs; a copy of the two is not told any more.  What
@@ -14,12 +14,14 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 __all__ = ["JournaledRecord", "PushJournal", "journal_of", "pushed_since"]
+
+Known = Mapping[int, int | None]
 
 SUFFIX: Final = ".pushed"
 SAVED: Final = "saved"
@@ -33,8 +35,9 @@ def journal_of(record: str | os.PathLike[str]) -> Path:
     return path.with_name(path.name + SUFFIX)
 
 
-def pushed_since(record: str | os.PathLike[str], identity: str) -> set[int] | None:
-    """The fragments that were pushed after the record `identity` was saved at this path.
+def pushed_since(record: str | os.PathLike[str], identity: str) -> dict[int, int] | None:
+    """The fragments that were pushed after the record `identity` was saved at this path, each with the lowest
+    version that it was pushed from.
 
     None when the journal cannot tell.  Raises OSError when it is there and cannot be read.
     """
@@ -44,31 +47,29 @@ def pushed_since(record: str | os.PathLike[str], identity: str) -> set[int] | No
             original = os.fstat(file.fileno()).st_ino
     except FileNotFoundError:
         return None
-    found: set[int] = set()
+    found: dict[int, int] = {}
     saved = False
     for line in filter(None, lines):
         entry = _parse(line)
         if entry is None:
             return None
-        of, what, number = entry
+        of, what, number, base = entry
         if of == identity and what == SAVED:
             saved = number == original
         elif of == identity:
-            found.add(number)
+            found[number] = min(base, found.get(number, base))
     return found if saved else None
 
 
 class JournaledRecord:
-    """A record on disk, and the fragments whose next push it has to be told of.
+    """A record on disk, and from which version it knows each of its fragments to be pushed, if it is.
 
     Its journal stays open, so that it is found under every name that it gets.  Raises OSError.
     """
 
-    def __init__(
-        self, record: str | os.PathLike[str], identity: str, unpushed: Collection[int], *, create: bool
-    ) -> None:
+    def __init__(self, record: str | os.PathLike[str], identity: str, known: Known, *, create: bool) -> None:
         self.identity = identity
-        self.unpushed = set(unpushed)
+        self.known = dict(known)
         self.path = journal_of(record)
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self._file = os.fdopen(os.open(self.path, flags, 0o666), "r+b", buffering=0)
@@ -78,13 +79,16 @@ class JournaledRecord:
 
         The entry of a new file in its folder becomes durable with that of the record.
         """
-        self._append(SAVED, os.fstat(self._file.fileno()).st_ino)
+        self._append(SAVED, os.fstat(self._file.fileno()).st_ino, 0)
 
-    def note(self, fragment_id: int) -> None:
-        """Make durable that this fragment counts as pushed; nothing to do if it does already."""
-        if fragment_id in self.unpushed:
-            self._append(PUSHED, fragment_id)
-            self.unpushed.discard(fragment_id)
+    def note(self, fragment_id: int, base: int) -> None:
+        """Make durable that this fragment is pushed from version `base`; nothing to do if that, or a lower
+        one, is known."""
+        if fragment_id in self.known:
+            lowest = self.known[fragment_id]
+            if lowest is None or base < lowest:
+                self._append(PUSHED, fragment_id, base)
+                self.known[fragment_id] = base
 
     def restart(self) -> None:
         """Forget all lines but the one that begins this journal.
@@ -95,11 +99,11 @@ class JournaledRecord:
         self._file.truncate(0)
         self.begin()
 
-    def _append(self, what: str, number: int) -> None:
+    def _append(self, what: str, number: int, base: int) -> None:
         descriptor = self._file.fileno()
         size = os.fstat(descriptor).st_size
         torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-        data = b"\n" * torn + _line(self.identity, what, number)
+        data = b"\n" * torn + _line(self.identity, what, number, base)
         while data:
             data = data[os.write(descriptor, data) :]
         os.fsync(descriptor)
@@ -114,7 +118,7 @@ class JournaledRecord:
         return os.fstat(self._file.fileno()).st_nlink == 0
 
     def close(self) -> None:
-        self.unpushed.clear()
+        self.known.clear()
         self._file.close()
 
 
@@ -125,7 +129,7 @@ class PushJournal:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # over the files and the `unpushed` of every record
+        self._lock = threading.Lock()  # over the files and what every record knows
         self._records: tuple[JournaledRecord, ...] = ()
         self._closed = False
 
@@ -134,12 +138,10 @@ class PushJournal:
         """The records that do not know of a push that is handed out now."""
         return self._records
 
-    def follow(self, record: str | os.PathLike[str], identity: str, unpushed: Collection[int]) -> None:
+    def follow(self, record: str | os.PathLike[str], identity: str, known: Known) -> None:
         """From now on, tell this record, which the learner came back from.  Raises OSError."""
-        if not unpushed:
-            return
         try:
-            self._records = (*self._records, JournaledRecord(record, identity, unpushed, create=False))
+            self._records = (*self._records, JournaledRecord(record, identity, known, create=False))
         except OSError as error:
             raise OSError(
                 error.errno,
@@ -149,16 +151,14 @@ class PushJournal:
             ) from error
 
     @contextmanager
-    def saving(
-        self, record: str | os.PathLike[str], identity: str, unpushed: Collection[int]
-    ) -> Iterator[None]:
+    def saving(self, record: str | os.PathLike[str], identity: str, known: Known) -> Iterator[None]:
         """Around the write of a record, which may replace an older one at the same path.
 
         At each moment the journal serves the old record and the new one.  Raises OSError.
         """
         with self._lock:
             self._let_go()
-            new = JournaledRecord(record, identity, unpushed, create=True)
+            new = JournaledRecord(record, identity, known, create=True)
             try:
                 new.begin()
             except OSError:
@@ -171,29 +171,30 @@ class PushJournal:
         with self._lock:
             for each in self._records:
                 if each is not new and each.shares_file(new):
-                    each.unpushed.clear()  # it is gone from the disk for good
+                    each.known.clear()  # it is gone from the disk for good
             new.restart()
             self._let_go()
 
     def _let_go(self) -> None:
         """Close what needs to be told nothing any more."""
         for each in self._records[:-MAX_RECORDS]:
-            for fragment_id in sorted(each.unpushed):
-                each.note(fragment_id)
-        over = [each for each in self._records if self._closed or not each.unpushed or each.removed]
+            for fragment_id in sorted(each.known):
+                each.note(fragment_id, 0)
+            each.known.clear()
+        over = [each for each in self._records if self._closed or not each.known or each.removed]
         self._records = tuple(each for each in self._records if each not in over)
         for each in over:
             each.close()
 
-    def note(self, records: Collection[JournaledRecord], fragment_id: int) -> None:
-        """Make durable that this fragment counts as pushed for `records`, before anything of it is sent.
+    def note(self, records: Collection[JournaledRecord], fragment_id: int, base: int) -> None:
+        """Make durable that this fragment is pushed from version `base`, before anything of it is sent.
 
-        Writes at most once for each record and fragment.  Raises OSError; then the push must not be sent.
+        Writes nothing that a record knows.  Raises OSError; then the push must not be sent.
         """
         with self._lock:
             for record in records:
                 try:
-                    record.note(fragment_id)
+                    record.note(fragment_id, base)
                 except OSError as error:
                     raise OSError(
                         error.errno,
@@ -212,18 +213,18 @@ class PushJournal:
             self._records = ()
 
 
-def _line(identity: str, what: str, number: int) -> bytes:
-    text = f"{identity} {what} {number}".encode()
+def _line(identity: str, what: str, number: int, base: int) -> bytes:
+    text = f"{identity} {what} {number} {base}".encode()
     return text + f" {zlib.crc32(text):08x}\n".encode()
 
 
-def _parse(line: bytes) -> tuple[str, str, int] | None:
-    """Identity, kind and number of a line; None when it is damaged."""
+def _parse(line: bytes) -> tuple[str, str, int, int] | None:
+    """Identity, kind, number and base of a line; None when it is damaged."""
     text, _, check = line.rpartition(b" ")
     if check != f"{zlib.crc32(text):08x}".encode():
         return None
     try:
-        identity, what, number = text.decode("ascii").split(" ")
-        return (identity, what, int(number)) if what in (SAVED, PUSHED) else None
+        identity, what, number, base = text.decode("ascii").split(" ")
+        return (identity, what, int(number), int(base)) if what in (SAVED, PUSHED) else None
     except ValueError:
         return None

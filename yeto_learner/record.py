@@ -60,6 +60,17 @@ class ResumeRecord:
         """The fragments that have an anchor nothing was pushed from."""
         return {number for number, each in enumerate(self.fragments) if each is not None and not each.pushed}
 
+    @property
+    def pushed_from(self) -> dict[int, int | None]:
+        """Of each fragment that has an anchor, the lowest version that it is known to be pushed from."""
+        known: dict[int, int | None] = {}
+        for number, each in enumerate(self.fragments):
+            if each is not None:
+                bases = [each.version] if each.pushed else []
+                bases += [] if each.pushed_from is None else [each.pushed_from]
+                known[number] = min(bases, default=None)
+        return known
+
 
 def write_record(path: str | os.PathLike[str], record: ResumeRecord) -> None:
     """Write a record so that the file is either the old or the new one as a whole.  Raises OSError."""
@@ -121,11 +132,16 @@ def with_later_pushes(record: ResumeRecord) -> tuple[ResumeRecord, bool]:
     if record.identity is None or record.path is None:
         return record, True
     later = pushed_since(record.path, record.identity)
-    fragments = tuple(
-        replace(each, pushed=True) if each is not None and (later is None or number in later) else each
-        for number, each in enumerate(record.fragments)
-    )
-    return replace(record, fragments=fragments), later is not None
+    fragments = list(record.fragments)
+    for number, each in enumerate(record.fragments):
+        if each is not None and (later is None or number in later):
+            bases = [] if later is None else [later[number]]
+            bases += [] if each.pushed_from is None else [each.pushed_from]
+            lowest = min(bases, default=each.version)
+            fragments[number] = replace(
+                each, pushed=each.pushed or lowest <= each.version, pushed_from=lowest
+            )
+    return replace(record, fragments=tuple(fragments)), later is not None
 
 
 def _fragments(entries: Iterable[dict[str, Any] | None]) -> Iterator[RecordedFragment | None]:

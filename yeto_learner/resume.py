@@ -24,7 +24,7 @@ class Resume:
         self._boundary, self._values, self._fingerprint = boundary, values, fingerprint
         self.journal = PushJournal()
         self.resumed = False
-        self._source: tuple[Path, str, set[int]] | None = None
+        self._source: tuple[Path, str, dict[int, int | None]] | None = None
 
     def save(self, path: str | os.PathLike[str] | None, *, anchors: bool) -> ResumeRecord:
         """The record of this step boundary, written to `path` if given.  Raises OSError."""
@@ -40,7 +40,7 @@ class Resume:
             None if path is None else Path(path).absolute(),
         )
         if record.path is not None and record.identity is not None:
-            with self.journal.saving(record.path, record.identity, record.unpushed):
+            with self.journal.saving(record.path, record.identity, record.pushed_from):
                 write_record(record.path, record)
         return record
 
@@ -57,8 +57,9 @@ class Resume:
         self._boundary.restore(record.steps, record.tokens, record.global_step, record.fragments)
         self._values.restore_anchors(record.anchors)
         if record.path is not None and record.identity is not None:
-            self._source = record.path, record.identity, record.unpushed
-            if not trusted:
+            if trusted:
+                self._source = record.path, record.identity, record.pushed_from
+            else:
                 log.warning(
                     "%s does not tell what was pushed after its record was saved (it is missing, copied or "
                     "damaged); all local progress counts as pushed, and is dropped where the syncer went on",

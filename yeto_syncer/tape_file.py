@@ -193,6 +193,8 @@ def tail(path: Path, reader: Reader) -> Iterator[Record | None]:
             file.seek(offset)
             data = file.read()
             whole = data.rfind(b"\n") + 1
+            if offset == whole == 0 and data and not data.lstrip().startswith(b"{"):
+                reader.take(data)  # whatever follows, no line that begins like this one becomes a record
             offset += whole
             yield from _records(data[:whole].splitlines(), reader)
             yield None

@@ -224,3 +224,10 @@ def test_list_and_show(capsys):
     assert "settings learners=1" in shown
     assert "FINAL_MANIFEST revision" in shown or "FINAL_MANIFEST final_global_step=2" in shown
     assert "dec070d1 02" in shown
+
+
+def test_a_list_whose_reader_has_gone_is_no_failure():
+    command = f"{sys.executable} -m yeto_proto.conform.cli list | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""

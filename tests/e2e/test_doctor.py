@@ -131,4 +131,4 @@ def test_something_else_on_the_port(answer: bytes, processes: Processes) -> None
         found = verdicts(running, 1)
         thread.join()
     assert found["protocol"] == "FAIL"
-    assert "is it a yeto-syncer" in running.stdout.text
+    assert "or belong to something else" in running.stdout.text

@@ -50,7 +50,7 @@ def test_what_can_be_wrong_with_tls(
     named = lines(doctor(processes, syncer.port, "--tls-ca", authority.ca, "--tls-cert", mine, *as_other), 1)
     assert "ok" in named["MAC"] and "certificate does not name learner 1" in named["learner"]
     plain = lines(doctor(processes, syncer.port), 1)
-    assert "One with TLS needs --tls-ca" in plain["protocol"]
+    assert "may speak TLS (give --tls-ca FILE)" in plain["protocol"]
     syncer.kill()
 
 

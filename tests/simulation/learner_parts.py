@@ -70,12 +70,19 @@ class Saved:
     anchors: dict[int, SavedAnchor]
     works: tuple[tuple[int, ...], ...]  # of each fragment
     tainted: bool
-    pushed_later: set[int] = field(default_factory=set)  # fragments of which a delta was pushed afterwards
+    # Fragments of which a delta was pushed afterwards, and the lowest version that it was based on.
+    pushed_later: dict[int, int] = field(default_factory=dict)
 
     def known(self) -> tuple[RecordedFragment | None, ...]:
         """The fragments with what the journal adds to the record."""
         return tuple(
-            each if each is None or number not in self.pushed_later else replace(each, pushed=True)
+            each
+            if each is None or number not in self.pushed_later
+            else replace(
+                each,
+                pushed=each.pushed or self.pushed_later[number] <= each.version,
+                pushed_from=self.pushed_later[number],
+            )
             for number, each in enumerate(self.fragments)
         )
 

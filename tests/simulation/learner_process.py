@@ -323,7 +323,9 @@ class LearnerProcess:
                 bytes(dtypes.encode(self._session.dtype, delta)),
             )
             if saved is not None:
-                saved.pushed_later.add(answer.pull.fragment_id)  # as the journal beside a resume record
+                # As the journal beside a resume record.
+                number, base = answer.pull.fragment_id, answer.base_version
+                saved.pushed_later[number] = min(base, saved.pushed_later.get(number, base))
             for each in self._host.pushes(self, push, works):
                 line.send(each, bulk=True)
             self._settled.append((answer, line.link.generation))

@@ -28,6 +28,7 @@ class RecordedFragment:
     c_tokens: int
     pushed: bool  # a delta from this anchor was sent
     spent_step: int | None  # the global step whose push spent it
+    pushed_from: int | None = None  # the lowest anchor version of a push after the record, if there was one
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,7 @@ class Boundary:
                 recorded_version=None if recorded is None else recorded.version,
                 anchor_saved=anchor_saved,
                 pushed=recorded is not None and recorded.pushed,
+                pushed_from=None if recorded is None else recorded.pushed_from,
             )
         return live_install_mode(
             version=update.version,

@@ -40,13 +40,22 @@ def live_install_mode(
 
 
 def resume_install_mode(
-    *, version: int, recorded_version: int | None, anchor_saved: bool, pushed: bool
+    *,
+    version: int,
+    recorded_version: int | None,
+    anchor_saved: bool,
+    pushed: bool,
+    pushed_from: int | None = None,
 ) -> InstallMode:
     """The mode for the first broadcast of a fragment after a restart (revision 2, 7.2).
 
     `recorded_version` is None when there is no record of the fragment, or one of another layout.
+    `pushed_from` is the lowest anchor version that something was pushed from after the record.  It may lie
+    below the recorded one, of a syncer that had come back older: every newer global may hold the progress.
     """
     if recorded_version is None:
+        return InstallMode.OVERWRITE
+    if pushed_from is not None and version > pushed_from:
         return InstallMode.OVERWRITE
     if version == recorded_version:
         return InstallMode.ANCHOR_ONLY

@@ -13,6 +13,9 @@ import pytest
 from tests.e2e.learner.rig import arrived, catch_up, flat, parameters, running, train, wait_until, wire_values
 from tests.e2e.scripted_syncer import ScriptedSyncer
 from yeto_learner import Learner
+from yeto_learner.core.boundary import Boundary, RecordedFragment
+from yeto_learner.core.modes import InstallMode
+from yeto_learner.core.records import BcastFragment
 from yeto_learner.journal import JournaledRecord
 from yeto_learner.record import read_record, with_later_pushes
 from yeto_proto._generated import messages as wire
@@ -56,7 +59,13 @@ def test_a_push_is_noted_before_it_arrives_and_not_added_again_by_who_comes_back
         arrived(back, pulls=1)
         back.step()
         assert peer.expect(wire.PushFragment).base_version == 2
-        assert unpushed(path) == set()
+        assert with_later_pushes(read_record(path))[0].pushed_from == {0: 0, 1: 2}
+    # The older life's parameters again, where the syncer came back without the last push, and where not.
+    for version, mode in ((2, InstallMode.SHIFT), (3, InstallMode.OVERWRITE)):
+        again = Boundary(2)
+        record = with_later_pushes(read_record(path))[0]
+        again.restore(record.steps, record.tokens, record.global_step, record.fragments)
+        assert again.mode_of(BcastFragment(1, version, b"")) is mode
 
 
 def test_a_learner_that_never_saved_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +86,7 @@ def test_a_push_that_cannot_be_noted_is_not_sent_and_the_caller_hears_of_it(
 ) -> None:
     arrays, path = parameters(), tmp_path / "sync.npz"
 
-    def full(record: JournaledRecord, fragment_id: int) -> None:
+    def full(record: JournaledRecord, fragment_id: int, base: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with running(arrays, heartbeat_s=0.0) as (made, peer, _):
@@ -100,9 +109,9 @@ def test_only_the_sender_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.
     noted_on: list[str] = []
     note = JournaledRecord.note
 
-    def watched(record: JournaledRecord, fragment_id: int) -> None:
+    def watched(record: JournaledRecord, fragment_id: int, base: int) -> None:
         noted_on.append(threading.current_thread().name)
-        note(record, fragment_id)
+        note(record, fragment_id, base)
 
     monkeypatch.setattr(JournaledRecord, "note", watched)
     with running(arrays) as (made, peer, _):
@@ -113,3 +122,12 @@ def test_only_the_sender_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.
         made.step()
         peer.expect(wire.PushFragment)
     assert noted_on == ["yeto-export"]
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_progress_that_an_older_syncer_took_is_not_added_again(version: int) -> None:
+    """The record is of version 4; the syncer came back at 0, took the moved progress there, and went on."""
+    boundary = Boundary(1)
+    boundary.restore(9, 0, 4, [RecordedFragment(4, 2, 0, True, 5, pushed_from=0)])
+    assert boundary.mode_of(BcastFragment(0, version, b"")) is InstallMode.OVERWRITE
+    assert boundary.mode_of(BcastFragment(0, 0, b"")) is InstallMode.SHIFT

@@ -27,7 +27,7 @@ def a_record(identity: str, steps: int = 12) -> ResumeRecord:
 
 def save(journal: PushJournal, path: Path, record: ResumeRecord) -> None:
     assert record.identity is not None
-    with journal.saving(path, record.identity, record.unpushed):
+    with journal.saving(path, record.identity, record.pushed_from):
         write_record(path, record)
 
 
@@ -51,17 +51,36 @@ def path(tmp_path: Path) -> Path:
 def test_a_push_after_the_save_is_known_to_who_comes_back(journal: PushJournal, path: Path) -> None:
     save(journal, path, a_record("a"))
     assert unpushed(path) == ALL
-    journal.note(journal.records, 1)
+    journal.note(journal.records, 1, 5)
     record, trusted = with_later_pushes(read_record(path))
     assert record.unpushed == ALL - {1} and trusted
-    assert record.fragments[1] == replace(UNPUSHED, pushed=True)
+    assert record.fragments[1] == replace(UNPUSHED, pushed=True, pushed_from=5)
 
 
 def test_each_fragment_is_written_once(journal: PushJournal, path: Path) -> None:
     save(journal, path, a_record("a"))
-    for fragment in (1, 1, 2, 4, 1):  # 2 and 4 are nothing that the record could have merged twice
-        journal.note(journal.records, fragment)
+    for fragment, base in (
+        (1, 5),
+        (1, 6),
+        (2, 6),
+        (4, 5),
+        (1, 5),
+    ):  # 2 is known to be pushed, 4 has no anchor
+        journal.note(journal.records, fragment, base)
     assert len(journal_of(path).read_bytes().splitlines()) == 2
+
+
+def test_the_lowest_version_that_was_pushed_from_counts(journal: PushJournal, path: Path) -> None:
+    """A syncer may come back older than the record, and take the progress there."""
+    save(journal, path, a_record("a"))
+    for base in (7, 3, 4):
+        journal.note(journal.records, 0, base)
+        journal.note(journal.records, 2, base)
+    record, _ = with_later_pushes(read_record(path))
+    for fragment in (0, 2):
+        known = record.fragments[fragment]
+        assert known is not None and known.pushed and known.pushed_from == 3
+    assert len(journal_of(path).read_bytes().splitlines()) == 1 + 2 + 1
 
 
 def test_a_later_life_goes_on_with_the_journal_of_its_record(path: Path) -> None:
@@ -70,15 +89,15 @@ def test_a_later_life_goes_on_with_the_journal_of_its_record(path: Path) -> None
         if fragment == 0:
             save(life, path, a_record("a"))
         else:
-            life.follow(path, "a", unpushed(path))
-        life.note(life.records, fragment)
+            life.follow(path, "a", with_later_pushes(read_record(path))[0].pushed_from)
+        life.note(life.records, fragment, 5)
         life.close()
         assert unpushed(path) == known
 
 
 def test_a_new_record_begins_with_nothing_pushed(journal: PushJournal, path: Path) -> None:
     save(journal, path, a_record("a"))
-    journal.note(journal.records, 0)
+    journal.note(journal.records, 0, 5)
     save(journal, path, a_record("b"))
     assert unpushed(path) == ALL
     assert len(journal_of(path).read_bytes().splitlines()) == 1  # it does not grow from save to save
@@ -90,9 +109,9 @@ def test_a_push_from_before_a_save_is_told_to_the_old_record_alone(journal: Push
     waiting = journal.records
     other = path.with_name("other.npz")
     save(journal, other, a_record("b"))
-    journal.note(waiting, 0)
+    journal.note(waiting, 0, 5)
     assert unpushed(path) == ALL - {0} and unpushed(other) == ALL
-    journal.note(journal.records, 1)
+    journal.note(journal.records, 1, 5)
     assert unpushed(path) == ALL - {0, 1} and unpushed(other) == ALL - {1}  # one may come back from either
 
 
@@ -102,7 +121,7 @@ def test_a_push_from_before_a_save_at_the_same_path_does_not_spoil_it(
     save(journal, path, a_record("a"))
     waiting = journal.records
     save(journal, path, a_record("b"))
-    journal.note(waiting, 0)
+    journal.note(waiting, 0, 5)
     assert unpushed(path) == ALL
 
 
@@ -150,11 +169,11 @@ def test_at_each_moment_of_a_save_the_record_on_disk_knows_its_pushes(
     is sent by the time that the process dies."""
     life = PushJournal()
     save(life, path, a_record("a"))
-    life.note(life.records, 0)
+    life.note(life.records, 0, 5)
     new = ResumeRecord(13, 0, 7, (PUSHED, replace(UNPUSHED, pushed=True), UNPUSHED), None, {}, "b")
     waiting = life.records
     calls = save_and_die(monkeypatch, at, lambda: save(life, path, new))
-    life.note(waiting, 1)
+    life.note(waiting, 1, 5)
     life.close()
     record, trusted = with_later_pushes(read_record(path))
     if record.identity == "a":
@@ -173,7 +192,7 @@ def test_a_save_that_failed_late_is_told_of_pushes_all_the_same(
     life = PushJournal()
     save(life, path, a_record("a"))
     save_and_die(monkeypatch, at, lambda: save(life, path, a_record("b")))
-    life.note(life.records, 3)
+    life.note(life.records, 3, 5)
     life.close()
     assert 3 not in unpushed(path)
 
@@ -184,7 +203,7 @@ def test_a_death_while_a_push_is_noted_leaves_a_record_that_can_be_read(
 ) -> None:
     life = PushJournal()
     save(life, path, a_record("a"))
-    save_and_die(monkeypatch, at, lambda: life.note(life.records, 0))
+    save_and_die(monkeypatch, at, lambda: life.note(life.records, 0, 5))
     assert unpushed(path) in (ALL, ALL - {0})  # it is not sent before `note` returns
     life.close()
 
@@ -195,13 +214,13 @@ def test_a_line_that_was_half_written_counts_as_a_push_of_everything(
 ) -> None:
     save(journal, path, a_record("a" * 32))
     before = journal_of(path).read_bytes()
-    journal.note(journal.records, 0)
+    journal.note(journal.records, 0, 5)
     line = journal_of(path).read_bytes()[len(before) :]
     assert keep < len(line) - 1
     journal_of(path).write_bytes(before + line[:keep])
     assert unpushed(path) == set()
-    journal.note(journal.records, 1)  # what comes behind a torn line begins a line of its own
-    assert b"\n" + b"a" * 32 + b" pushed 1 " in journal_of(path).read_bytes()
+    journal.note(journal.records, 1, 5)  # what comes behind a torn line begins a line of its own
+    assert b"\n" + b"a" * 32 + b" pushed 1 5 " in journal_of(path).read_bytes()
     save(journal, path, a_record("b"))
     assert unpushed(path) == ALL  # the next save makes it good
 
@@ -210,7 +229,7 @@ def test_a_line_that_was_half_written_counts_as_a_push_of_everything(
 def test_a_flipped_bit_never_hides_a_push(journal: PushJournal, path: Path, position: int) -> None:
     save(journal, path, a_record("a" * 32))
     begun = len(journal_of(path).read_bytes())
-    journal.note(journal.records, 0)
+    journal.note(journal.records, 0, 5)
     data = bytearray(journal_of(path).read_bytes())
     data[begun + min(position, len(data) - begun - 1)] ^= 1
     journal_of(path).write_bytes(data)
@@ -221,7 +240,7 @@ def test_without_its_journal_a_record_counts_as_pushed(journal: PushJournal, pat
     save(journal, path, a_record("a"))
     journal_of(path).unlink()
     assert with_later_pushes(read_record(path))[1] is False and unpushed(path) == set()
-    journal.note(journal.records, 0)  # nothing is left that would have to be told
+    journal.note(journal.records, 0, 5)  # nothing is left that would have to be told
     assert not journal_of(path).exists()
 
 
@@ -247,7 +266,7 @@ def test_a_folder_that_is_renamed_takes_the_journal_with_it(journal: PushJournal
     (tmp_path / "part").rename(tmp_path / "whole")
     (tmp_path / "part").mkdir()
     save(journal, tmp_path / "part" / "sync.npz", a_record("b"))
-    journal.note(journal.records, 3)
+    journal.note(journal.records, 3, 5)
     assert unpushed(tmp_path / "whole" / "sync.npz") == ALL - {3}
     assert unpushed(tmp_path / "part" / "sync.npz") == ALL - {3}
 
@@ -270,15 +289,15 @@ def test_a_push_that_cannot_be_noted_is_an_error_that_says_what_to_do(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         with pytest.raises(OSError, match=r"sync\.npz\.pushed: .*nothing of it was sent.*Make room"):
-            journal.note(journal.records, 0)
-    journal.note(journal.records, 0)  # tried again, not taken for done
+            journal.note(journal.records, 0, 5)
+    journal.note(journal.records, 0, 5)  # tried again, not taken for done
     assert unpushed(path) == ALL - {0}
 
 
 def test_a_journal_that_cannot_be_written_is_refused_at_the_start(journal: PushJournal, path: Path) -> None:
     journal_of(path).mkdir()
     with pytest.raises(OSError, match=r"sync\.npz\.pushed: cannot be written .*Make it writable"):
-        journal.follow(path, "a", {0})
+        journal.follow(path, "a", {0: None})
 
 
 def test_records_that_wait_for_ever_are_let_go_as_pushed(journal: PushJournal, tmp_path: Path) -> None:
@@ -287,7 +306,7 @@ def test_records_that_wait_for_ever_are_let_go_as_pushed(journal: PushJournal, t
     for path in paths:
         save(journal, path, a_record(path.stem))
     assert len(journal.records) == MAX_RECORDS
-    journal.note(journal.records, 0)
+    journal.note(journal.records, 0, 5)
     assert [unpushed(path) for path in paths] == [set()] * 3 + [ALL - {0}] * MAX_RECORDS
 
 

@@ -348,3 +348,13 @@ def test_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out.startswith("yeto-tape ")
+
+
+@pytest.mark.parametrize("content", [b"\xdeYETO\x00\x01", b"no line feed"], ids=["binary", "text"])
+def test_follow_refuses_at_once_what_cannot_become_a_tape(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.ckpt"
+    path.write_bytes(content)
+    assert main(["follow", str(path)]) == 1
+    assert "not an event tape" in capsys.readouterr().err
