@@ -207,7 +207,9 @@ class PageRun:
     @property
     def path(self) -> dict[str, str]:
         """An environment in which `python` and the commands are those of the tests."""
-        return {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        # A make that started the tests must not hand its own arguments down to theirs.
+        return {"PATH": path, "MAKEFLAGS": "", "ARGS": ""}
 
 
 def is_server(argv: list[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import time
@@ -32,6 +33,7 @@ __all__ = ["CUTS", "Group", "Link", "Wire"]
 #: edge of a field, and (up to BYTE_CUT) one byte a write.
 CUTS: Final = ("recorded", "coalesced", "fields", "bytes")
 BYTE_CUT: Final = 4096
+DRAIN_S: Final = 2.0  # how long a peer may take to end after the runner has
 _BULK: Final = (InitParams, PushFragment, BcastFragment, FinalFragment)
 
 
@@ -182,8 +184,25 @@ class Wire:
         self.flush()
         name, _, number = on.partition(".")
         links = self.groups[name].links
-        for each in [int(number)] if number else list(links):
-            self._close(links[each], reset=reset)
+        ending = [links[int(number)]] if number else list(links.values())
+        if not reset:
+            self._drain(ending)
+        for link in ending:
+            self._close(link, reset=reset)
+
+    def _drain(self, links: Sequence[Link]) -> None:
+        """Say that nothing more comes, and take what the peer still sends until it ends too. Closing a socket
+        with unread bytes resets it, and the peer could lose the ERROR that was sent before."""
+        open_links = [link for link in links if not link.closed]
+        for link in open_links:
+            with contextlib.suppress(OSError):  # it has gone already
+                link.sock.shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + DRAIN_S
+        for link in open_links:
+            with contextlib.suppress(OSError):  # a reset, or the time is over
+                link.sock.settimeout(max(deadline - time.monotonic(), 0.01))
+                while link.sock.recv(1 << 16):
+                    link.sock.settimeout(max(deadline - time.monotonic(), 0.01))
 
     def _close(self, link: Link, *, reset: bool = False) -> None:
         if link.closed:

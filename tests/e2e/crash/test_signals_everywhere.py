@@ -80,7 +80,7 @@ def test_a_signal_stops_it_with_what_is_committed(
     if "stopped before training" in said:
         assert step in (None, 0) and phase in EARLY
     else:
-        assert f"stopped at step {step}" in said and step is not None and step < TOTAL
+        assert f"stopped at step {step}" in said and step is not None and step <= TOTAL
     assert not marker_path(files.checkpoint).exists() and not files.final_state.exists()
 
     again = start(processes, files, "--total-steps", str(TOTAL), *flags)
