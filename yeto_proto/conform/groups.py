@@ -192,7 +192,7 @@ class Wire:
 
     def _drain(self, links: Sequence[Link]) -> None:
         """Say that nothing more comes, and take what the peer still sends until it ends too. Closing a socket
-        with unread bytes resets it, and the peer could lose the ERROR that was sent before."""
+        with unread bytes resets it, and a peer that is writing could see that before the ERROR."""
         open_links = [link for link in links if not link.closed]
         for link in open_links:
             with contextlib.suppress(OSError):  # it has gone already
