@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -18,3 +19,12 @@ def processes() -> Iterator[Processes]:
     """Start processes with this; the test fails if it leaves one running."""
     with Processes() as started:
         yield started
+
+
+@pytest.fixture(autouse=True)
+def heard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Listen at the SDK's own logger: it stops propagating where nobody on the way prints its lines."""
+    logger = logging.getLogger("yeto_learner")
+    logger.addHandler(caplog.handler)
+    yield
+    logger.removeHandler(caplog.handler)

@@ -71,15 +71,6 @@ def formats() -> list[nn.Module]:
     return [strided, nn.Linear(5, 3).to(torch.bfloat16), nn.Linear(5, 3).half(), nn.Linear(5, 3).double()]
 
 
-@pytest.fixture(autouse=True)
-def heard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Listen at the SDK's own logger: it stops propagating where nobody on the way prints its lines."""
-    logger = logging.getLogger("yeto_learner")
-    logger.addHandler(caplog.handler)
-    yield
-    logger.removeHandler(caplog.handler)
-
-
 @pytest.mark.parametrize("module", formats(), ids=["channels-last", "bf16", "f16", "f64"])
 def test_every_memory_format_and_dtype_is_read_and_written_in_place(module: nn.Module) -> None:
     kinds = {name: parameter.dtype for name, parameter in module.named_parameters()}
