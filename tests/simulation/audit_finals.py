@@ -92,6 +92,8 @@ class Finals(Part):
         if "training complete" in effect.message:
             require(self._frozen is not None and not self._missing, "complete without every ACK")
         elif "no final acknowledgement" in effect.message:
+            if self._frozen is None:  # a fixed roster of which nobody was there to send the cut to
+                self._freeze()
             named = effect.message.split("from learner ")[1].split(" within")[0]
             missing = ", ".join(map(str, self._missing))
             require(named == missing, f"learners {named} are said to be missing, and {missing} are")
