@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.e2e.crash.worker import Diary, watch
-from yeto_learner import Learner
+from tests.e2e.crash.worker import Diary, marking_learner, watch
 
 PACE_S = 0.01
 
@@ -24,22 +23,7 @@ def main(job: dict[str, Any]) -> None:
     folder = Path(job["folder"])
     diary = Diary(folder, 0)
     model, line, record = diary.load()
-    learner = Learner(
-        {"w": model},
-        job["address"],
-        num_fragments=1,
-        avg_name_regex="w",
-        dtype="f32",
-        num_streams=1,
-        merge_alpha=0.0,
-        session_contract="marks",
-        min_local_steps=3,
-        resume=record,
-        init_probe_s=60.0,
-        initial_cut_timeout_s=60.0,
-        connect_timeout_s=60.0,
-        finalization_timeout_s=60.0,
-    )
+    learner = marking_learner(job["address"], 0, model, record)
     handed_out = watch(learner)
     saved: int | None = None  # the version that the saved progress is based on
     with learner:

@@ -81,13 +81,12 @@ def watch(learner: Learner) -> list[Answer]:
     return found
 
 
-def main(job: dict[str, Any]) -> None:
-    diary = Diary(Path(job["folder"]), job["learner"])
-    model, line, record = diary.load()
-    learner = Learner(
+def marking_learner(address: str, learner_id: int, model: np.ndarray, record: str | None) -> Learner:
+    """A learner of one avg fragment in f32, which sends what it marked without blending or rounding."""
+    return Learner(
         {"w": model},
-        job["address"],
-        learner_id=job["learner"],
+        address,
+        learner_id=learner_id,
         num_fragments=1,
         avg_name_regex="w",
         dtype="f32",
@@ -101,6 +100,12 @@ def main(job: dict[str, Any]) -> None:
         connect_timeout_s=60.0,
         finalization_timeout_s=60.0,
     )
+
+
+def main(job: dict[str, Any]) -> None:
+    diary = Diary(Path(job["folder"]), job["learner"])
+    model, line, record = diary.load()
+    learner = marking_learner(job["address"], job["learner"], model, record)
     handed_out = watch(learner)
     with learner:
         # After the first broadcast of this life was installed, and before anything else.
