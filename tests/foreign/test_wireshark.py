@@ -404,7 +404,8 @@ def test_a_real_run_over_loopback(processes: Processes, tmp_path: Path) -> None:
     )
     path = tmp_path / "run.pcapng"
     capture = processes.run(
-        "tshark", "-i", "lo", "-f", f"tcp port {syncer.port}", "-w", str(path), "-a", "duration:300"
+        *("tshark", "-i", "lo", "-f", f"tcp port {syncer.port}", "-w", str(path), "-a", "duration:300"),
+        *("-X", f"lua_script:{DISSECTOR}", "-P", "-l"),
     )
     capture.stderr.wait_for("Capture started")
     learners = [
@@ -417,6 +418,7 @@ def test_a_real_run_over_loopback(processes: Processes, tmp_path: Path) -> None:
     ]
     syncer.finished(timeout=60)
     assert [learner.wait(60) for learner in learners] == [0, 0]
+    capture.stdout.wait_for("SHUTDOWN", 60, count=2)  # what the kernel still holds at the signal is lost
     capture.signal(2)
     capture.wait(60)
     found = "\n".join(shown(path))
