@@ -32,6 +32,11 @@ $(VENV)/.full: pyproject.toml | $(BIN)/python
 	@$(PIP) --editable '.[full]'
 	@touch $(VENV)/.run $(VENV)/.dev $@
 
+$(VENV)/.peers: pyproject.toml | $(BIN)/python
+	@echo "installing yeto and what its benchmarks are compared with into $(VENV) ..."
+	@$(PIP) --editable '.[peers]'
+	@touch $(VENV)/.run $(VENV)/.dev $(VENV)/.full $@
+
 demo: $(VENV)/.run ## Train a small language model with one syncer and three learners, kill one, print the report's place
 	@$(BIN)/yeto-learner demo --output build/demo $(ARGS)
 
@@ -69,7 +74,7 @@ conform: $(VENV)/.dev ## Grade this implementation: a matrix each for syncer, le
 bench: $(VENV)/.dev ## Measure every row of the speed table beside its raw limit; writes build/bench.json
 	@$(BIN)/python tests/bench/run.py $(ARGS)
 
-bench-peers: $(VENV)/.full ## Measure whole synchronisations beside gloo, and beside torchft where it is installed
+bench-peers: $(VENV)/.peers ## Measure whole synchronisations beside gloo and torchft
 	@$(BIN)/python tests/bench/peers.py $(ARGS)
 
 study: $(VENV)/.dev ## Play the goodput study (some ten minutes) and write its page of the documentation

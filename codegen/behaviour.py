@@ -56,4 +56,8 @@ def load(root: Path, spec: Spec) -> tuple[BehaviourFile, ...]:
         if text.decision is not None and not _DECISION.match(text.decision):
             raise SpecFault(text.lines["decision"], "decision", f"{text.decision!r} is not like D12")
         known[text.id] = text.where
+    for _, error in spec.errors.values():
+        for name in error.rules:
+            if name not in known:
+                raise SpecFault(error.lines["rules"], "rules", f"there is no rule {name}")
     return files

@@ -42,7 +42,8 @@ class CaseText:
 
     `rule` names the rules that an accepted case keeps at their edge, or the one that a refused case breaks;
     the error is the rule's. `fields` are some of the message, bytes in hexadecimal. `side` is the receiver,
-    and `admitted` tells whether it has the session already.
+    and `admitted` tells whether it has the session already. The `example` is the case that the page of the
+    frame shows byte by byte.
     """
 
     id: str
@@ -54,6 +55,7 @@ class CaseText:
     session: str | None = None
     side: Literal["syncer", "learner"] | None = None
     stream: bool = False
+    example: bool = False
     admitted: bool = True
     fields: Mapping[str, Any] = field(default_factory=dict)
     doc: str = ""
@@ -92,6 +94,8 @@ def load(root: Path, spec: Spec) -> tuple[CaseFile, ...]:
             raise SpecFault(file.where, "frame", f"there is no frame {file.frame}")
         for case in file.cases:
             _check(case, file, set(rules))
+        if file.frame != "HEADER" and sum(case.example for case in file.cases) != 1:
+            raise SpecFault(file.where, "example", "exactly one case of a frame is its example")
     return files
 
 
@@ -107,5 +111,7 @@ def _check(case: CaseText, file: CaseFile, rules: set[str]) -> None:
         )
     if case.session is not None and case.session not in file.sessions:
         raise SpecFault(case.lines["session"], "session", f"this file has no session {case.session}")
+    if case.example and (case.expect != "accept" or case.stream):
+        raise SpecFault(case.lines["example"], "example", "must be a payload that is accepted")
     if case.stream and case.side is None:
         raise SpecFault(case.where, "side", "is missing: a stream has a receiver")

@@ -147,7 +147,7 @@ class FileRule:
 
 @dataclass(frozen=True, slots=True)
 class FileText:
-    """A file of `files/`."""
+    """A file of `files/`. `example` is a whole one: bytes in hexadecimal, or the text of a JSON file."""
 
     file: str
     kind: Literal["binary", "text", "json", "json-lines"]
@@ -162,6 +162,7 @@ class FileText:
     sections: tuple[Section, ...] = ()
     trailers: tuple[Trailer, ...] = ()
     text: tuple[str, ...] = ()
+    example: str = ""
     objects: tuple[Object, ...] = ()
 
     @property

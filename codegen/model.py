@@ -104,13 +104,14 @@ class Extension:
 
 @dataclass(frozen=True, slots=True)
 class FrameText:
-    """A file of `frames/`."""
+    """A file of `frames/`. `sent` says by whom and when."""
 
     frame: str
     id: int
     direction: Direction
     carried_by: Literal["first", "control", "data", "any"]
     doc: str
+    sent: str
     where: Where
     lines: Mapping[str, Where]
     answers: str | None = None
@@ -270,12 +271,22 @@ class ContextsText:
 
 @dataclass(frozen=True, slots=True)
 class ErrorText:
-    """One error class. What it leaves out is as in its family."""
+    """One error class. What it leaves out is as in its family.
+
+    `symptom`, `cause` and `remedy` are for the person who meets it. `see` gives titles and pages that have
+    more, and `rules` the promises of `behaviour/` that it belongs to.
+    """
 
     name: str
     says: str
     doc: str
+    symptom: str
+    cause: str
+    remedy: str
     where: Where
+    lines: Mapping[str, Where]
+    see: Mapping[str, str] = field(default_factory=dict)
+    rules: tuple[str, ...] = ()
     fatal: bool | None = None
     sends: bool | None = None
     prefixed: bool | None = None

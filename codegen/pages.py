@@ -6,27 +6,33 @@ paths relative to the documentation folder.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jinja2
+
+from codegen.annotate import Piece, file_example, frame_example
 from codegen.behaviour import BehaviourFile
 from codegen.codec_cases import CaseFile, CaseText
 from codegen.coverage import Coverage, cover
+from codegen.decisions import Consequence, Decision, consequences
 from codegen.diagrams import ruler, sequence, states
 from codegen.diagrams.ruler import Part
-from codegen.expr import Expr
-from codegen.files import FileText
+from codegen.files import FileText, Section, Widths
 from codegen.machines import Machine
+from codegen.model import ErrorText
 from codegen.pipes import PipeText
+from codegen.places import Place, ends_in, places, raised_by
 from codegen.render import Output, environment
 from codegen.sequences import Sequence
 from codegen.spec import Field, Frame, Rule, Spec
+from codegen.worked import NUMELS, Worked, value, worked
 
 FOLDER = "protocol"
-_DECISION = re.compile(r"\bD([1-9][0-9]?)\b")
-WORKED_NUMEL = 1_000_000
+_MARK = re.compile(r"\(D[1-9][0-9]?(, D[1-9][0-9]?)*\)")
 
 
 def pages(spec: Spec) -> list[Output]:
@@ -52,12 +58,25 @@ def pages(spec: Spec) -> list[Output]:
 
 
 def _page(path: str, template: str, spec: Spec, view: PagesView, **more: Any) -> Output:
+    text = _environment().get_template(f"pages/{template}").render(spec=spec, view=view, **more)
+    up = "../" * path.count("/")
+    return Output(f"{FOLDER}/{path}", _MARK.sub(lambda mark: _linked(mark[0], up), text))
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
     env = environment()
     env.filters["cell"] = cell
+    env.filters["line"] = lambda text: " ".join(text.split())
     env.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
+    env.filters["lower_first"] = lambda text: text[:1].lower() + text[1:]
     env.filters["hexadecimal"] = lambda number: f"0x{number:X}"
-    text = env.get_template(f"pages/{template}").render(spec=spec, view=view, **more)
-    return Output(f"{FOLDER}/{path}", text)
+    return env
+
+
+def _linked(mark: str, up: str) -> str:
+    """Marks of decisions, such as (D12) or (D11, D12), as links to them."""
+    return re.sub(r"D([1-9][0-9]?)", rf"[D\1]({up}decisions.md#D\1)", mark)
 
 
 def cell(text: str) -> str:
@@ -65,7 +84,7 @@ def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PagesView:
     """What the templates ask for."""
 
@@ -118,36 +137,15 @@ class PagesView:
         """What proves each rule."""
         return cover(self.spec, self.spec.root.parent / "tests")
 
-    def decisions(self) -> list[tuple[int, list[tuple[str, str, str]]]]:
-        """Each decision with what follows from it: a name, its page with anchor, and the sentence."""
-        found: dict[int, list[tuple[str, str, str]]] = {}
+    def decisions(self) -> list[tuple[Decision, list[Consequence]]]:
+        """Each decision with what follows from it."""
+        found = consequences(self.spec)
+        return [(each, found[each.number]) for each in self.spec.parts["decisions"]]
 
-        def note(name: str, page: str, sentence: str, *texts: str) -> None:
-            for number in {int(each) for text in texts for each in _DECISION.findall(text)}:
-                found.setdefault(number, []).append((name, page, sentence))
-
-        for constant in self.spec.constants.values():
-            note(constant.name, "limits.md", constant.doc, constant.doc)
-        for frame in self.spec.frames:
-            page = f"frames/{frame.slug}.md"
-            note(frame.name, page, frame.text.doc, frame.text.doc)
-            for each in frame.fields:
-                if not each.rules:
-                    note(f"{frame.slug}.{each.name}", page, each.text.doc, each.text.doc)
-            for rule in self.rules(frame):
-                note(rule.id, f"{page}#{rule.id}", rule.sentence, rule.doc, rule.sentence)
-        for text in self.files():
-            page = f"files/{text.file}.md"
-            for trailer in text.trailers:
-                note(f"{text.file}, trailer {trailer.name}", page, trailer.doc, trailer.doc)
-            for file_rule in text.rules:
-                name = text.rule_id(file_rule)
-                note(name, f"{page}#{name}", file_rule.says, file_rule.says, file_rule.doc)
-        for behaviour in self.behaviours():
-            for promise in behaviour.rules:
-                page = f"behaviour/{behaviour.area}.md#{promise.id}"
-                note(promise.id, page, promise.says, promise.decision or "", promise.says, promise.doc)
-        return sorted(found.items())
+    @functools.cached_property
+    def places(self) -> Mapping[str, Place]:
+        """Where each rule stands."""
+        return places(self.spec)
 
     def offset(self, each: Field) -> str:
         """Where a field starts in its payload."""
@@ -161,102 +159,105 @@ class PagesView:
             return f"{each.size} x {each.text.count}"
         return f"{each.size} or 0" if each.text.present is not None else str(each.size)
 
+    def type_link(self, name: str, up: str = "../") -> str:
+        """The name of a type, linked to where it is explained; `up` leads to the folder of the protocol."""
+        explained = name in self.spec.enums or any(each.name == name for each in self.spec.types.structures)
+        return f"[{name}]({up}types.md#{name.lower()})" if explained else name
+
     def rules(self, frame: Frame) -> tuple[Rule, ...]:
         """All rules of a frame."""
         return (*frame.rules, *frame.extra_rules)
 
     def limit(self, frame: Frame) -> str:
-        """The largest payload in words and, where it follows from the session, worked out for one size."""
-        expr = frame.text.limit or (
-            frame.text.bulk.length or frame.text.bulk.limit if frame.text.bulk else None
-        )
+        """The largest payload in words, worked out for one size where it follows from the session."""
+        bulk = frame.text.bulk
+        expr = frame.text.limit or (bulk.length or bulk.limit if bulk else None)
         if expr is None:
             counted = [each for each in frame.fields if each.text.count is not None]
             if counted:
                 return f"`{frame.head_size} + {counted[0].size} * num_fragments` bytes"
             return f"exactly {frame.size} bytes" if frame.size else "empty"
         head = 0 if frame.text.limit is not None else frame.head_size
-        if any(name.startswith(("session.", "fragment.")) for name in expr.names()):
-            return f"`{head} + {expr.text}` bytes; {self._worked(expr, head)}"
-        return f"{head + int(self._value(expr, {})):,} bytes"
-
-    def _worked(self, expr: Expr, head: int) -> str:
-        if "session.dtype" not in expr.names():
-            return f"{head + self._value(expr, {}):,} for a fragment of {WORKED_NUMEL:,} values"
-        parts = [
-            f"{value.name.lower()} {head + self._value(expr, {'session.dtype': value.name}):,}"
-            for value in self.spec.enums["Dtype"].values
+        if not any(name.startswith(("session.", "fragment.")) for name in expr.names()):
+            most = value(self.spec, expr, {})
+            return f"{head} + {most:,} = {head + most:,} bytes" if head else f"{most:,} bytes"
+        forms = [each.name for each in self.spec.enums["Dtype"].values]
+        sizes = [
+            (form, head + value(self.spec, expr, {"fragment.numel": NUMELS[0], "session.dtype": form}))
+            for form in forms
         ]
-        return f"for a fragment of {WORKED_NUMEL:,} values: {', '.join(parts)}"
+        shown = ", ".join(f"{form.lower()} {size:,}" for form, size in sizes)
+        if "session.dtype" not in expr.names():
+            shown = f"{sizes[0][1]:,}"
+        return f"`{head} + {expr.text}` bytes; for a fragment of {NUMELS[0]:,} values {shown}"
 
-    def _value(self, expr: Expr, known: Mapping[str, Any]) -> int:
-        def lookup(name: str) -> Any:
-            if name in known:
-                return known[name]
-            if name == "fragment.numel" or name == "session.max_numel" or name == "numel":
-                return WORKED_NUMEL
-            if name.startswith("preset."):
-                return self.spec.constant(name[7:].upper())
-            return self.spec.constant(name)
+    def worked(self, frame: Frame) -> list[Worked]:
+        """Sizes of a frame for sessions that somebody could have."""
+        return worked(self.spec, frame)
 
-        def size(name: str) -> Any:
-            text = self.spec.sizes[name]
+    def example(self, frame: Frame) -> tuple[CaseText, list[Piece]]:
+        """The example of a frame: the test case, and its bytes field by field."""
+        files: tuple[CaseFile, ...] = self.spec.parts["codec_cases"]
+        for file in files:
+            for case in file.cases:
+                if file.frame == frame.name and case.example:
+                    dtype = file.sessions[case.session].dtype if case.session else None
+                    return case, frame_example(self.spec, frame, case, dtype)
+        raise LookupError(f"{frame.name} has no example")
 
-            def apply(*arguments: Any) -> int:
-                given = dict(zip(text.args, arguments, strict=True))
-                chosen = text.value if text.choose is None else text.cases[given[text.choose]]
-                assert chosen is not None
-                return self._value(chosen, given)
+    def file_example(self, text: FileText) -> list[Piece]:
+        """The example of a file, field by field."""
+        return file_example(self.spec, text)
 
-            return apply
-
-        return int(expr.evaluate(lookup, {name: size(name) for name in self.spec.sizes}))
-
-    def example(self, frame: Frame) -> CaseText | None:
-        """The first accepted case of a frame that is a payload."""
-        cases: tuple[CaseFile, ...] = self.spec.parts["codec_cases"]
-        for file in cases:
-            if file.frame == frame.name:
-                for case in file.cases:
-                    if case.expect == "accept" and not case.stream:
-                        return case
-        return None
-
-    def annotated(self, frame: Frame, case: CaseText) -> list[tuple[str, str]]:
-        """The bytes of a case beside the fields that they are."""
-        rows: list[tuple[str, str]] = []
-        data, place = case.data, 0
-        for each in frame.fields:
-            if each.offset is None or each.size is None or not each.fixed:
-                break
-            rows.append((data[place : place + each.size].hex(), each.name))
-            place += each.size
-        if place < len(data):
-            rest = data[place:].hex()
-            name = frame.text.bulk.name if frame.text.bulk else "the fields after it"
-            rows.append((rest if len(rest) <= 64 else f"{rest[:64]}... ({len(data) - place} bytes)", name))
+    def section_rows(self, text: FileText, section: Section) -> list[tuple[str, str, str, Any]]:
+        """Offset inside the section, width and first version of each of its fields, in the newest version."""
+        widths = Widths(self.spec)
+        rows: list[tuple[str, str, str, Any]] = []
+        place = 0
+        for each in section.fields:
+            rows.append((str(place), str(widths.of(each)), each.in_ or "all", each))
+            place += widths.of(each)
+        for number, array in enumerate(section.arrays):
+            before = "".join(f" + 4 * {other.count}" for other in section.arrays[:number])
+            rows.append((f"{place}{before}", f"4 * {array.count}", "all", array))
         return rows
 
-    def raised_by(self, error: str) -> list[tuple[str, str]]:
-        """The rules that end in an error, with the page that they stand on."""
-        found = [
-            (rule.id, f"frames/{frame.slug}.md")
-            for frame in self.spec.frames
-            for rule in self.rules(frame)
-            if rule.error == error
-        ]
-        for text in self.files():
-            found += [
-                (text.rule_id(rule), f"files/{text.file}.md") for rule in text.rules if rule.else_ == error
-            ]
-        return found
+    def section_ruler(self, text: FileText, section: Section) -> str:
+        """The drawing of the bytes of a section, in the newest version."""
+        widths = Widths(self.spec)
+        parts = [Part(each.name, widths.of(each)) for each in section.fields]
+        parts += [Part(array.name, None) for array in section.arrays]
+        return ruler.ruler(f"Bytes of {section.name}", parts)
 
-    def flags(self, family: str, name: str) -> tuple[bool, bool]:
-        """Whether an error ends the connection, and whether an ERROR frame is sent."""
-        parent, error = self.spec.errors[name]
-        fatal = parent.fatal if error.fatal is None else error.fatal
-        sends = parent.sends if error.sends is None else error.sends
-        return fatal, sends
+    def raised_by(self, error: str) -> list[Place]:
+        """The rules that end in an error, and the promises that it belongs to."""
+        return raised_by(self.spec, self.places, error)
+
+    def ends_in(self, frame: Frame) -> dict[str, list[str]]:
+        """The errors that a frame can end in, each with its rules."""
+        return ends_in(frame)
+
+    def text_of(self, name: str) -> str:
+        """How the text of an error begins."""
+        return self.spec.errors[name][1].says
+
+    def by_text(self) -> list[ErrorText]:
+        """Every error, in the order of the texts."""
+        return sorted((each for _, each in self.spec.errors.values()), key=lambda each: each.says.lower())
+
+    def effect(self, name: str) -> str:
+        """What an error does to the connection that caused it, as a sentence."""
+        family, error = self.spec.errors[name]
+        if family.name == "UseError":
+            return "Raised to the caller; no connection is concerned."
+        fatal = family.fatal if error.fatal is None else error.fatal
+        sends = family.sends if error.sends is None else error.sends
+        sentence = "ends the connection" if fatal else "does not end the connection"
+        sentence += " and sends ERROR." if sends else "."
+        pages = {each.page.partition("/")[0] for each in self.raised_by(name)}
+        if pages == {"files"}:
+            return f"Found in a file; where that is judged for a HELLO, it {sentence}"
+        return sentence[:1].upper() + sentence[1:]
 
     def constant(self, name: str) -> str:
         """The value of a constant for a table."""

@@ -122,6 +122,7 @@ def load_spec(root: Path) -> Spec:
             direction="either",
             carried_by="any",
             doc=about.header.doc,
+            sent="Before every payload.",
             where=about.header.where,
             lines={},
             fields=about.header.fields,
@@ -175,6 +176,10 @@ def _errors(text: ErrorsText) -> dict[str, tuple[Family, ErrorText]]:
     for family in text.families:
         if family.name in found:
             raise SpecFault(family.where, family.name, "is a family and cannot be a class in one")
+    for _, each in found.values():
+        for key, sentence in (("symptom", each.symptom), ("cause", each.cause), ("remedy", each.remedy)):
+            if not sentence.strip().endswith((".", ":")):
+                raise SpecFault(each.lines[key], key, f"{each.name} needs whole sentences here")
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from yeto_learner.early import leave_at_once, open_streams
+from yeto_proto.console.early import leave_at_once, open_streams
 
 
 def main() -> int:

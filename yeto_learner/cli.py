@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import io
-import json
 import os
 import ssl
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
-from yeto_learner.demo.signals import Interrupted, SignalGuard
+from yeto_proto.console import program
+from yeto_proto.console.output import fail, flush, say, say_json
+from yeto_proto.console.parser import Parser, whole
+from yeto_proto.console.signals import SignalGuard
 
 # A demo has more processes than a small machine has cores, where BLAS threads mostly wait for each other.
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -84,114 +83,49 @@ exit codes: 0 printed, 1 the file cannot be used, 2 the command line is wrong
 """
 
 
-class OutputError(Exception):
-    """Standard output takes no more."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code."""
-    if isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # names of tensors, in a locale that may not have their letters
-        sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        with SignalGuard() as guard:
-            options = _parser().parse_args(arguments)
-            match options.command:
-                case "demo":
-                    return _demo(options, guard)
-                case "doctor":
-                    return _doctor(options, guard)
-                case _:
-                    return _layout(options, guard)
-    except Interrupted as interrupted:
-        print(f"interrupted by {interrupted}", file=sys.stderr)
-        return interrupted.exit_code
-    except BrokenPipeError:
-        # Whoever read the output has gone (`| head`).
-        _give_up_output()
-        return 1
-    except OutputError as error:
-        _give_up_output()
-        return _fail(f"cannot write: {error}", "standard output", "give it a place with room")
+    """Run the command and return its exit code."""
+
+    def run(guard: SignalGuard) -> int:
+        options = _parser().parse_args(arguments)
+        commands = {"demo": _demo, "doctor": _doctor, "layout": _layout}
+        return commands[options.command](options, guard)
+
+    return program.run(run, unread=lambda: 1)
 
 
-def _say(text: object) -> None:
-    """Print at once. Raises BrokenPipeError, OutputError."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise OutputError(error.strerror) from None
-
-
-def _give_up_output() -> None:
-    # Python would complain again when it flushes at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser, of the command and of each of its subcommands, whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Exit 2, as for every mistake in the syntax of a command line."""
-        self.exit(2, f"error: {message}; command line; see {self.prog} --help\n")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="yeto-learner",
-        description="The learner's side of Decoupled DiLoCo.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def _parser() -> Parser:
+    parser = Parser(
+        prog="yeto-learner", description="The learner's side of Decoupled DiLoCo.", epilog=EXAMPLES
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _demo_flags(
-        _command(commands, "demo", "a whole run on this machine, with checks", DEMO_ABOUT, DEMO_EXAMPLES)
-    )
-    _doctor_flags(_command(commands, "doctor", "why a learner cannot join", DOCTOR_ABOUT, DOCTOR_EXAMPLES))
-    _layout_flags(_command(commands, "layout", "fragments of a model file", LAYOUT_ABOUT, LAYOUT_EXAMPLES))
+    parser.add_version()
+    command = parser.add_commands()
+    _demo_flags(command("demo", "a whole run on this machine, with checks", DEMO_ABOUT, DEMO_EXAMPLES))
+    _doctor_flags(command("doctor", "why a learner cannot join", DOCTOR_ABOUT, DOCTOR_EXAMPLES))
+    _layout_flags(command("layout", "fragments of a model file", LAYOUT_ABOUT, LAYOUT_EXAMPLES))
     return parser
 
 
-class _Version(argparse.Action):
-    """Looks the version up when it is asked for: that takes longer than everything else here."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
-
-        print(f"{parser.prog} {version('yeto')}")
-        parser.exit()
-
-
-def _command(commands: Any, name: str, summary: str, about: str, examples: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=summary,
-        description=about,
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    return parser
-
-
-def _demo_flags(demo: argparse.ArgumentParser) -> None:
+def _demo_flags(demo: Parser) -> None:
     add = demo.add_argument
     add("--quick", action="store_true", help="a shorter run: at most 20 seconds instead of 90")
     add("--output", type=Path, default=Path("yeto-demo"), metavar="DIR", help="for its files (%(default)s)")
-    add("--seed", type=_natural, default=0, help="for model and batches (default: %(default)s)")
-    add("--port", type=_port, default=0, help="of the syncer on 127.0.0.1 (default: a free one)")
+    add("--seed", type=whole(0), default=0, help="for model and batches (default: %(default)s)")
+    add("--port", type=whole(0, 65535), default=0, help="of the syncer on 127.0.0.1 (default: a free one)")
     add("--torch", action="store_true", help="train with torch instead of numpy")
     add("--json", action="store_true", help="print one JSON object at the end and nothing else")
 
 
-def _doctor_flags(doctor: argparse.ArgumentParser) -> None:
+def _doctor_flags(doctor: Parser) -> None:
     add = doctor.add_argument
     add("address", metavar="HOST:PORT", help="of the syncer")
     add("--layout", type=Path, metavar="FILE", help="layout metadata of the learner: also try its session")
-    add("--learner-id", type=_natural, metavar="N", help="the id of that learner; it must not be running")
+    add(
+        "--learner-id",
+        type=whole(0, 2**32 - 1),
+        metavar="N",
+        help="the id of that learner; it must not be running",
+    )
     add("--dtype", choices=("f32", "bf16", "q4"), default="bf16", help="on the wire (default: %(default)s)")
     add("--contract", help="session contract: a text, or 64 hexadecimal digits (default: the fingerprint)")
     add("--profile", metavar="HEX", help="syncer profile that the learner is bound to")
@@ -206,10 +140,10 @@ def _doctor_flags(doctor: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print a JSON object")
 
 
-def _layout_flags(layout: argparse.ArgumentParser) -> None:
+def _layout_flags(layout: Parser) -> None:
     add = layout.add_argument
     add("file", type=Path, help="layout metadata (JSON) or a safetensors file")
-    add("--fragments", type=_natural, default=4, metavar="P", help="for safetensors (default: %(default)s)")
+    add("--fragments", type=whole(1), default=4, metavar="P", help="for safetensors (default: %(default)s)")
     add("--pattern", choices=("binpack", "strided"), default="binpack", help="default: %(default)s")
     add("--matrix-merge", choices=("rda", "iso"), default="rda", help="default: %(default)s")
     add("--avg-name-regex", metavar="REGEX", help="further tensors for the avg fragment")
@@ -219,7 +153,7 @@ def _layout_flags(layout: argparse.ArgumentParser) -> None:
 
 def _demo(options: argparse.Namespace, guard: SignalGuard) -> int:
     if options.torch and importlib.util.find_spec("torch") is None:
-        return _fail(
+        return fail(
             "torch is not installed", "--torch", "install yeto[torch], or leave --torch out to use numpy"
         )
     # Before numpy is imported, and for the processes that the demo starts.
@@ -236,7 +170,7 @@ def _demo(options: argparse.Namespace, guard: SignalGuard) -> int:
     try:
         return run_demo(settings, Folder(options.output), options.port, guard, as_json=options.json)
     except DemoError as error:
-        return _fail(str(error))
+        return fail(str(error))
 
 
 def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
@@ -258,14 +192,14 @@ def _doctor(options: argparse.Namespace, guard: SignalGuard) -> int:
         from yeto_proto.layout import Layout
 
     if (options.layout is None) != (options.learner_id is None):
-        return _fail("--layout and --learner-id go together", "command line", "give both or neither")
+        return fail("--layout and --learner-id go together", "command line", "give both or neither")
     if options.tls_ca is None and (options.tls_cert or options.tls_key):
-        return _fail("--tls-cert and --tls-key need --tls-ca", "command line", "give the CA of the syncer")
+        return fail("--tls-cert and --tls-key need --tls-ca", "command line", "give the CA of the syncer")
     try:
         tls = _tls(options)
     except OSError as error:  # ssl.SSLError is one too
         what = error.strerror or str(error)
-        return _fail(f"cannot use the TLS files: {what}", "--tls-ca, --tls-cert", "give PEM files that fit")
+        return fail(f"cannot use the TLS files: {what}", "--tls-ca, --tls-cert", "give PEM files that fit")
     try:
         host, port = parse_address(options.address)
         contract = options.contract
@@ -274,7 +208,7 @@ def _doctor(options: argparse.Namespace, guard: SignalGuard) -> int:
         )
         layout = read_layout(options.layout) if options.layout else None
         if layout is not None and not isinstance(layout, Layout):
-            return _fail(
+            return fail(
                 "this is no layout metadata", str(options.layout), "make it with yeto-learner layout --write"
             )
         patient = Patient(
@@ -289,22 +223,23 @@ def _doctor(options: argparse.Namespace, guard: SignalGuard) -> int:
             tls=tls,
         )
     except OSError as error:
-        return _fail(
+        return fail(
             f"cannot read it: {error.strerror}", str(options.layout), "give the path of layout metadata"
         )
     except (ValueError, YetoError) as error:
-        return _fail(str(error), "command line", "see yeto-learner doctor --help")
+        return fail(str(error), "command line", "see yeto-learner doctor --help")
     findings = []
     for finding in examine(patient):
         findings.append(finding)
         if not options.json:
-            _say(finding)
+            say(finding)
+            flush()
     good = all(finding.verdict is not Verdict.BAD for finding in findings)
     if options.json:
         rows = [
             {"subject": f.subject, "verdict": f.verdict.name.lower(), "detail": f.detail} for f in findings
         ]
-        _say(json.dumps({"ok": good, "findings": rows}))
+        say_json({"ok": good, "findings": rows})
     return 0 if good else 1
 
 
@@ -331,36 +266,13 @@ def _layout(options: argparse.Namespace, guard: SignalGuard) -> int:
             where = str(options.write)
             options.write.write_text(layout.to_json() + "\n")
     except OSError as error:
-        return _fail(
+        return fail(
             error.strerror or str(error), where, "give a file that can be read, and written for --write"
         )
     except (ValueError, YetoError) as error:
-        return _fail(str(error), where, "give layout metadata (JSON) or a safetensors file")
-    _say(json.dumps(as_dict(layout)) if options.json else describe(layout))
+        return fail(str(error), where, "give layout metadata (JSON) or a safetensors file")
+    if options.json:
+        say_json(as_dict(layout))
+    else:
+        say(describe(layout))
     return 0
-
-
-def _fail(*parts: str) -> int:
-    print(f"error: {'; '.join(parts)}", file=sys.stderr)
-    return 1
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
-
-
-def _natural(text: str) -> int:
-    value = _whole(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is negative")
-    return value
-
-
-def _port(text: str) -> int:
-    value = _whole(text)
-    if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"{value} is not a port: 0 to 65535")
-    return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from yeto_proto._generated.types import MergeMode
+from yeto_proto.console.output import printable
 from yeto_proto.layout import Layout
 from yeto_proto.layout_file import MAX_HEADER, read_layout
 
@@ -17,7 +18,7 @@ def describe(layout: Layout) -> str:
     """The layout as text for people: a line per fragment, then totals and the fingerprint."""
     lines = [f"{'fragment':<10}{'merge':<7}{'tensors':>8}{'values':>16}  names"]
     for number, fragment in enumerate(layout.fragments):
-        names = [_printable(tensor.name) for tensor in fragment.tensors]
+        names = [printable(tensor.name) for tensor in fragment.tensors]
         more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
         lines.append(
             f"{number:<10}{MergeMode(fragment.merge_mode).name.lower():<7}{len(names):>8}{fragment.numel:>16,}"
@@ -28,11 +29,6 @@ def describe(layout: Layout) -> str:
     )
     lines.append(f"fingerprint {layout.fingerprint().hex()}")
     return "\n".join(lines)
-
-
-def _printable(name: str) -> str:
-    """A name may hold anything, and this goes to a terminal."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in name)
 
 
 def as_dict(layout: Layout) -> dict[str, Any]:

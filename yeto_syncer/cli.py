@@ -14,11 +14,12 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from yeto_proto.console.early import leave_at_once
+from yeto_proto.console.output import fail, put
+from yeto_proto.console.parser import Parser
 from yeto_syncer.core.config import Config, Problem
-from yeto_syncer.early import leave_at_once
-from yeto_syncer.shell.logs import complain
 from yeto_syncer.shell.resolve import BadValueError, Resolved, resolve, unknown_variables
 from yeto_syncer.shell.settings import SETTINGS, SWITCH, Kind, Setting
 
@@ -56,14 +57,6 @@ SECTION_TITLES = {
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Exit 2, as for every mistake in the syntax of a command line."""
-        self.exit(2, f"error: {message}; command line; see {self.prog} --help\n")
-
-
 def build_parser() -> Parser:
     """The parser; its result holds only what was given."""
     parser = Parser(
@@ -71,8 +64,6 @@ def build_parser() -> Parser:
         usage="yeto-syncer --learners M --total-steps T [flags]\n       yeto-syncer plan [flags]",
         description="The coordinator of a Decoupled DiLoCo run (protocol version 4).",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
     groups = {name: parser.add_argument_group(title) for name, title in SECTION_TITLES.items()}
@@ -88,7 +79,7 @@ def build_parser() -> Parser:
         action="store_true",
         help="Print the profile hash that bound learners must send, then leave.",
     )
-    output.add_argument("--version", action="store_true", help="Print the version and leave.")
+    parser.add_version()
     return parser
 
 
@@ -120,7 +111,7 @@ def typed(kind: Kind) -> Any:
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Run the command; returns the exit code. `argv` and `environ` stand in for the process's own."""
-    leave_at_once()
+    leave_at_once(quietly=True)
     argv = sys.argv[1:] if argv is None else argv
     environ = os.environ if environ is None else environ
     if argv and argv[0] == "plan":
@@ -129,8 +120,6 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         return command.main(argv[1:])
     parser = build_parser()
     given = vars(parser.parse_args(argv))
-    if given.pop("version", False):
-        return put(_version())
     print_config, print_profile = given.pop("print_config", False), given.pop("print_profile", False)
     path = given.pop("config", "")
     try:
@@ -208,31 +197,3 @@ def first_problem(config: Config, settings: Resolved) -> Problem | None:
     if settings["merge_threads"] == 0:
         return Problem("--merge-threads", "must be at least 1", "give a number of threads, or leave it out")
     return None
-
-
-def fail(message: str, code: int = 1) -> int:
-    """Tell the user what is wrong, in one line, and give the exit code."""
-    complain(message)
-    return code
-
-
-def put(text: str) -> int:
-    """Print on standard output; returns the exit code."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        # `yeto-syncer --print-config | head`: nobody is listening any more, which is no mistake. Python
-        # flushes standard output once more at exit, so give it a place that takes the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return fail(f"cannot write: {error.strerror}; standard output; give it a place with room")
-    return 0
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    from yeto_proto._generated.constants import PROTOCOL_VERSION
-
-    return f"yeto-syncer {version('yeto')} (protocol {PROTOCOL_VERSION})"

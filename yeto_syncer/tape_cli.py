@@ -1,33 +1,21 @@
 """`yeto-tape`: what an event tape tells, as a summary, a page, line by line while it is written, or judged.
 
 Exit codes: 0 told, or the check holds; 1 the file cannot be read or is no event tape, or the check does not
-hold; 2 command-line syntax; 130 ended by Ctrl-C.
+hold; 2 command-line syntax; 130 and 143 ended by SIGINT (Ctrl-C) and SIGTERM.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from yeto_syncer.board import Board, state
-from yeto_syncer.cli import Parser
-from yeto_syncer.shell.logs import complain, printable
-from yeto_syncer.status_page import page
-from yeto_syncer.tape_check import check
-from yeto_syncer.tape_file import NotATapeError, Reader, Record, kind_of, read, tail
-from yeto_syncer.tape_forward import MissingLibraryError, forward, tensorboard, wandb
-from yeto_syncer.tape_summary import summarize
-from yeto_syncer.tape_words import tell
+from yeto_proto.console import program
+from yeto_proto.console.parser import Parser, whole
+from yeto_proto.console.signals import SignalGuard
 
-__all__ = ["main", "tell"]
-
-POLL_S: Final = 0.2  # between two looks at a tape that is being written
+MOST: Final = 1_000_000  # learners and fragments; each of them is looked for
 
 EXAMPLES = """\
 examples:
@@ -40,12 +28,12 @@ examples:
 yeto-tape COMMAND --help has more.
 
 exit codes: 0 told, or the check holds; 1 the file cannot be read or is no event tape, or the check does not
-hold; 2 command-line syntax; 130 ended by Ctrl-C
+hold; 2 command-line syntax; 130 / 143 ended by SIGINT (Ctrl-C) / SIGTERM
 """
 
 EXAMPLES_OF: Final = {
     "summary": ("yeto-tape summary run.jsonl", "yeto-tape summary --json run.jsonl"),
-    "report": ("yeto-tape report run.jsonl", "yeto-tape report run.jsonl --output page.html"),
+    "report": ("yeto-tape report run.jsonl", "yeto-tape report run.jsonl --output page.html --json"),
     "follow": ("yeto-tape follow run.jsonl", "yeto-tape follow --json --keep run.jsonl"),
     "forward": (
         "yeto-tape forward run.jsonl --tensorboard logs",
@@ -87,204 +75,54 @@ tokens. Each fault is a line; exit 1 if there is one.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    options = _parser().parse_args(arguments)
-    command: Callable[[argparse.Namespace], int] = options.run
-    try:
-        return command(options)
-    except NotATapeError as error:
-        complain(str(error))
-        return 1
-    except BrokenPipeError:
-        # Whoever read the output has gone (`| head`). Python flushes standard output once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        complain(
-            f"cannot read the tape: {error.strerror or error}; {options.tape}; give a file that can be read"
-        )
-        return 1
-    except KeyboardInterrupt:
-        return 130
+
+    def run(guard: SignalGuard) -> int:
+        options = _parser().parse_args(arguments)
+        with guard.held():  # an exception in the middle of an import comes out as something else
+            from yeto_syncer import tape_commands
+        return tape_commands.run(options)
+
+    return program.run(run)
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="yeto-tape",
-        description="Reads the event tapes of yeto-syncer.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    summary = _command(commands, "summary", "what happened in a run", SUMMARY_ABOUT, _summary)
-    summary.add_argument("--json", action="store_true", help="print one JSON object")
-    report = _command(commands, "report", "one HTML file about a run", REPORT_ABOUT, _report)
+    parser = Parser(prog="yeto-tape", description="Reads the event tapes of yeto-syncer.", epilog=EXAMPLES)
+    parser.add_version()
+    add = parser.add_commands()
+
+    def command(name: str, summary: str, about: str, json: str = "print one JSON object") -> Parser:
+        each = add(name, summary, about, "\n  ".join(("examples:", *EXAMPLES_OF[name])))
+        each.add_argument("tape", metavar="TAPE", type=Path, help="the file of --event-tape")
+        each.add_argument("--json", action="store_true", help=json)
+        return each
+
+    command("summary", "what happened in a run", SUMMARY_ABOUT)
+    report = command("report", "one HTML file about a run", REPORT_ABOUT)
     report.add_argument(
         "--output", metavar="FILE", type=Path, help="where the page is written (default: TAPE with .html)"
     )
-    follow = _command(commands, "follow", "a line for each record, as it is written", FOLLOW_ABOUT, _follow)
-    follow.add_argument("--json", action="store_true", help="print the records as they are")
+    follow = command(
+        "follow", "a line for each record, as it is written", FOLLOW_ABOUT, "print the records as they are"
+    )
     follow.add_argument(
         "--keep", action="store_true", help="do not end with the run: wait for its next process"
     )
-    sending = _command(commands, "forward", "curves for TensorBoard or W&B", FORWARD_ABOUT, _forward)
-    where = sending.add_mutually_exclusive_group(required=True)
+    forward = command("forward", "curves for TensorBoard or W&B", FORWARD_ABOUT)
+    where = forward.add_mutually_exclusive_group(required=True)
     where.add_argument("--tensorboard", metavar="DIR", type=Path, help="the folder of the event files")
     where.add_argument("--wandb", metavar="PROJECT", help="the project of the run")
-    sending.add_argument("--follow", action="store_true", help="go on until the run ends")
-    checking = _command(commands, "check", "judge a learner-budget benchmark", CHECK_ABOUT, _check)
-    for flag, name, about in (
-        ("--learners", "M", "number of learners"),
-        ("--budget", "N", "local steps of each learner"),
-        ("--from", "C", "global step of the cutoff's checkpoint"),
+    forward.add_argument("--follow", action="store_true", help="go on until the run ends")
+    check = command("check", "judge a learner-budget benchmark", CHECK_ABOUT)
+    for flag, name, kind, about in (
+        ("--learners", "M", whole(1, MOST), "number of learners"),
+        ("--budget", "N", whole(1), "local steps of each learner"),
+        ("--from", "C", whole(0), "global step of the cutoff's checkpoint"),
     ):
-        checking.add_argument(flag, metavar=name, type=_count, required=True, help=about)
-    checking.add_argument("--fragments", metavar="F", type=_count, help="number of fragments (from the tape)")
-    checking.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
-
-
-def _command(
-    commands: argparse._SubParsersAction[Parser],
-    name: str,
-    summary: str,
-    about: str,
-    run: Callable[[argparse.Namespace], int],
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
-        name,
-        help=summary,
-        description=about,
-        epilog="\n  ".join(("examples:", *EXAMPLES_OF[name])),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        check.add_argument(flag, metavar=name, type=kind, required=True, help=about)
+    check.add_argument(
+        "--fragments", metavar="F", type=whole(1, MOST), help="number of fragments (from the tape)"
     )
-    parser.add_argument("tape", metavar="TAPE", type=Path, help="the file of --event-tape")
-    parser.set_defaults(run=run)
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
-    return int(text)
-
-
-class _Version(argparse.Action):
-    """Looks the version up when it is asked for: that takes longer than everything else here."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
-
-        print(f"{parser.prog} {version('yeto')}")
-        parser.exit()
-
-
-# -- commands ------------------------------------------------------------------------------------------------
-
-
-def _summary(options: argparse.Namespace) -> int:
-    reader = Reader(str(options.tape))
-    summary = summarize(read(options.tape, reader))
-    if options.json:
-        print(json.dumps({**summary.as_json(), "torn_lines": reader.torn, "unknown_records": reader.unknown}))
-        return 0
-    for line in summary.lines():
-        print(printable(line))
-    for count, what in ((reader.torn, "torn line"), (reader.unknown, "record of an unknown kind")):
-        if count:
-            print(f"{count} {what}{'s' if count > 1 else ''} passed over")
-    return 0
-
-
-def _report(options: argparse.Namespace) -> int:
-    board = Board()
-    for record in read(options.tape):
-        board.add(record)
-    path: Path = options.output or options.tape.with_suffix(".html")
-    if path == options.tape:
-        complain(f"the page would replace the tape; {path}; give another --output")
-        return 1
-    try:
-        path.write_text(page(state(board)), encoding="utf-8")
-    except OSError as error:
-        complain(f"cannot write the page: {error.strerror or error}; {path}; give a path that can be written")
-        return 1
-    print(path)
-    return 0
-
-
-def _forward(options: argparse.Namespace) -> int:
-    if options.tensorboard is not None:
-        place = tensorboard(options.tensorboard)
-    else:
-        place = wandb(options.wandb, options.tape.stem)
-    records = _as_written(options.tape) if options.follow else iter(list(read(options.tape)))
-    count = 0
-    try:
-        with place as sink:
-            for step in forward(records, sink, follow=options.follow):
-                if step < 0:
-                    time.sleep(POLL_S)
-                else:
-                    count += 1
-    except MissingLibraryError as error:
-        complain(f"{error} is not installed; yeto-tape forward; pip install {error}")
-        return 1
-    print(f"forwarded {count} outer steps")
-    return 0
-
-
-def _check(options: argparse.Namespace) -> int:
-    found = check(
-        read(options.tape),
-        learners=options.learners,
-        budget=options.budget,
-        start=getattr(options, "from"),
-        fragments=options.fragments,
-    )
-    steps = f"{found.steps.start}..{found.steps.stop - 1}" if found.steps else "none"
-    if options.json:
-        print(json.dumps({"ok": not found.faults, "steps": list(found.steps), "faults": list(found.faults)}))
-    elif found.faults:
-        for fault in found.faults:
-            print(printable(fault))
-    else:
-        print(
-            f"consolidation steps {steps}: all {options.learners} learners are in each of them, "
-            f"with {options.budget} local steps"
-        )
-    return 1 if found.faults else 0
-
-
-def _follow(options: argparse.Namespace) -> int:
-    ended = False
-    for record in _as_written(options.tape):
-        if record is None:
-            if ended and not options.keep:
-                return 0
-            sys.stdout.flush()
-            time.sleep(POLL_S)
-            continue
-        ended = kind_of(record) == "run_ended"
-        print(json.dumps(record) if options.json else printable(_line(record)))
-    return 0
-
-
-def _as_written(path: Path) -> Iterator[Record | None]:
-    if not path.exists() and path.parent.is_dir():
-        print(f"waiting for {path}", file=sys.stderr, flush=True)
-        while not path.exists():
-            time.sleep(POLL_S)
-    return tail(path, Reader(str(path)))
-
-
-def _line(record: Record) -> str:
-    stamp = "        "
-    if "time" in record:
-        stamp = time.strftime("%H:%M:%S", time.localtime(record["time"]))
-    return f"{stamp}  {tell(record)}"
 
 
 if __name__ == "__main__":

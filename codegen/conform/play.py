@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from codegen.conform import files, values, wire
+from codegen.conform import files, links, values, wire
 from codegen.conform.scenario import Scenario
 from codegen.conform.sessions import Session
 from codegen.faults import SpecFault
@@ -34,6 +34,11 @@ class Group:
     held: dict[int, int] = field(default_factory=dict)  # fragment: version of the last broadcast
 
 
+def _single(body: Any, key: str) -> Any:
+    """What a verb is about, written alone or under its key beside others."""
+    return body[key] if isinstance(body, Mapping) else body
+
+
 class Play:
     """Turns the steps of one scenario into lines."""
 
@@ -44,11 +49,14 @@ class Play:
         self.played = "learner" if side == "syncer" else "syncer"
         self.groups: dict[str, Group] = {}
         self.lines: list[Line] = []
+        self.labels = links.Labels()
 
     def run(self) -> list[Line]:
         """The lines of all steps."""
         for step in self.case.steps:
             self.do(step)
+        for label in self.labels.unnamed():
+            raise self.fault(f"no step is after the one with the label {label!r}")
         return self.lines
 
     def fault(self, what: str) -> SpecFault:
@@ -65,7 +73,16 @@ class Play:
         method: Callable[..., None] | None = getattr(self, f"do_{verb}", None)
         if method is None:
             raise self.fault(f"there is no verb {verb}")
+        own, body = links.taken(body)
+        try:
+            declared = self.labels.declared(verb, own)
+        except links.BadLinkError as error:
+            raise self.fault(f"{key}: {error}") from None
+        before = len(self.lines)
         method(*words, body)
+        if declared:
+            # A learner that connects is waited for at its first socket; else the last line is what is meant.
+            self.lines[before if verb == "accept" else -1].update(declared)
 
     # -- sockets
 
@@ -98,13 +115,13 @@ class Play:
     def do_accept(self, name: str, body: Mapping[str, Any]) -> None:
         """The learner under test connects: HELLO, and a DATA_HELLO for each stream.
 
-        With `after` it has connected before, as that group, and must use another generation.
+        With `like` it has connected before, as that group, and must use another generation.
         """
         client = self.case.client
         group = Group(client.get("learner_id", 0), 0, client.get("num_streams", 0))
         self.groups[name] = group
         self.lines.append({"do": "open", "on": f"{name}.0"})
-        fresh = {"other": f"{body['after']}.0"} if "after" in body else {"min": 1}
+        fresh = {"other": f"{body['like']}.0"} if "like" in body else {"min": 1}
         hello = {**self._hello(group, {}), "connection_generation": fresh}
         del hello["syncer_profile_hash"]
         self._expect(f"{name}.0", "HELLO", hello)
@@ -141,8 +158,9 @@ class Play:
         """A frame of the side under test, in any number of pieces."""
         self._expect(name, frame, self._expected(name, frame, body))
 
-    def do_bytes(self, on: str, body: str) -> None:
+    def do_bytes(self, on: str, body: Any) -> None:
         """Bytes as they are."""
+        body = _single(body, "wire")
         self.lines.append({"do": "bytes", "on": on if "." in on else f"{on}.0", "wire": body})
 
     def do_head(self, on: str, frame: str, body: Mapping[str, Any]) -> None:
@@ -150,8 +168,9 @@ class Play:
         parts = wire.header(self.spec, frame, int(body["len"]))
         self.do_bytes(on, " ".join(each.hex() for each in parts))
 
-    def do_payload(self, on: str, frame: str, body: str) -> None:
+    def do_payload(self, on: str, frame: str, body: Any) -> None:
         """A frame with the bytes of its payload as they are."""
+        body = _single(body, "payload")
         head = wire.header(self.spec, frame, len(bytes.fromhex(body)))
         self.do_bytes(on, " ".join([*(each.hex() for each in head), body]).strip())
 
@@ -181,15 +200,16 @@ class Play:
 
     # -- ends
 
-    def do_refused(self, on: str, body: str) -> None:
+    def do_refused(self, on: str, body: Any) -> None:
         """The side under test refuses: ERROR where it is the syncer, and the end of the connection."""
+        body = _single(body, "error")
         if body not in self.spec.errors:
             raise self.fault(f"there is no error class {body}")
         self.lines.append({"do": "refused", "on": on, "error": body})
 
     def do_exit(self, body: Any) -> None:
         """The process under test ends with this exit code, or with any but 0."""
-        self.lines.append({"do": "exit", "code": body})
+        self.lines.append({"do": "exit", "code": _single(body, "code")})
 
     def do_signal(self, body: str) -> None:
         """A signal to the process under test."""
@@ -238,9 +258,9 @@ class Play:
         """The process under test is still there."""
         self.lines.append({"do": "running"})
 
-    def do_steps(self, body: int) -> None:
+    def do_steps(self, body: Any) -> None:
         """Wait until the learner under test says, in a PUSH or HEARTBEAT, that it has made so many steps."""
-        self.lines.append({"do": "steps", "least": body})
+        self.lines.append({"do": "steps", "least": _single(body, "least")})
 
     # -- parts
 

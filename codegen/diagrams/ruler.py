@@ -14,6 +14,8 @@ BOX: Final = 34.0
 TOP: Final = 18.0
 MARGIN: Final = 44.0
 GAP: Final = 10.0
+TIGHT: Final = 11 / 12
+"""Letters of a name that is almost too long for its box."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +48,13 @@ def _group(drawing: Drawing, parts: Sequence[Part], y: float) -> float:
     for part in parts:
         if part.size is None:
             y += BOX if place % ROW else 0
-            _box(drawing, y, 0, ROW, part.name, "varying", place if known else None)
+            _box(drawing, y, 0, ROW, Part(part.name, None, "varying"), place if known else None)
             y, place, known = y + BOX, 0, False
             continue
         pieces = _pieces(place, part.size)
         widest = max(range(len(pieces)), key=lambda number: pieces[number][1])
         for number, (column, width) in enumerate(pieces):
-            _box(
-                drawing,
-                y,
-                column,
-                width,
-                part.name if number == widest else "",
-                part.style,
-                place if known else None,
-            )
+            _box(drawing, y, column, width, part, place if known else None, again=number != widest)
             place += width
             y += 0 if place % ROW else BOX
     return y + (BOX if place % ROW else 0)
@@ -77,15 +71,24 @@ def _pieces(place: int, size: int) -> list[tuple[int, int]]:
 
 
 def _box(
-    drawing: Drawing, y: float, column: int, width: int, name: str, style: str, offset: int | None
+    drawing: Drawing,
+    y: float,
+    column: int,
+    width: int,
+    part: Part,
+    offset: int | None,
+    *,
+    again: bool = False,
 ) -> None:
+    """Draw a field's share of a row; `again` when the name stands in another share of it already."""
     x = MARGIN + column * CELL
-    drawing.box(x, y, width * CELL, BOX, style, 0)
+    drawing.box(x, y, width * CELL, BOX, part.style, 0)
     if column == 0 and offset is not None:
         drawing.text(MARGIN - 6, y + BOX / 2 + 4, str(offset), "end", "faint")
-    room = width * CELL - 8
-    shown = (
-        name if text_width(name) <= room else name[: max(int(room / 7.2) - 1, 1)] + "\N{HORIZONTAL ELLIPSIS}"
-    )
-    if name:
-        drawing.text(x + width * CELL / 2, y + BOX / 2 + 4, shown, "middle")
+    room = width * CELL - 6
+    name, style = part.name, "label"
+    if text_width(name) > room:
+        style = "label tight"
+        most = int(room / (text_width("n") * TIGHT))
+        name = name if len(name) <= most else name[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    drawing.text(x + width * CELL / 2, y + BOX / 2 + 4, name, "middle", "faint" if again else style)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from codegen import behaviour, codec_cases, sequences
+from codegen import behaviour, codec_cases, decisions, sequences
 from codegen import files as file_texts
 from codegen import machines as machine_texts
 from codegen import pipes as pipe_texts
@@ -35,6 +35,7 @@ LOADERS: dict[str, Callable[[Path, Spec], Any]] = {
     "behaviour": behaviour.load,
     "sequences": sequences.load,
     "codec_cases": codec_cases.load,
+    "decisions": decisions.load,
 }
 PARTS: tuple[Callable[[Spec], list[Output]], ...] = (
     core.outputs,

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench.common import Row, Syncer, children, row, warm
+from tests.bench.common import Reserve, Row, Syncer, children, row
 from yeto_learner import SyncerClient
 from yeto_proto import dtypes
 from yeto_proto._generated.constants import CHUNK_SLICE, DIGEST_BLOCK
@@ -30,6 +30,7 @@ FRAGMENTS = 4
 VALUES = 64 << 20  # of one fragment
 STREAMS = 4
 HASH_THREADS = 4
+GIB = 1 << 30
 REPEATS = 3
 
 
@@ -102,12 +103,14 @@ def raw_receiver(pipe: Connection, port: int, size: int, hashing: bool, keep: bo
 
 def raw(receivers: int, size: int, *, hashing: bool = False, keep: bool = False) -> float:
     """Seconds until every receiver has its `size` bytes."""
+    reserve = Reserve((receivers + 2) * GIB)
     with children((raw_sender, receivers, size)) as [sender]:
         port = sender.hear()
         takers = [(raw_receiver, port, size, hashing, keep)] * receivers
         with children(*takers) as started:
             for child in started:
                 child.hear()
+            reserve.release()
             sender.tell("go")
             begun = sender.hear()
             return float(max(child.hear() for child in started) - begun)
@@ -141,6 +144,7 @@ def learner(pipe: Connection, port: int, learner_id: int, dtype: Dtype, initiali
 def product(learners: int, dtype: Dtype) -> tuple[float, float, float]:
     """Seconds of INIT, seconds of the first BCAST of everything to everybody, peak MiB of the syncer."""
     flags = ("--learners", str(learners), "--total-steps", "1000", "--grace-ms", "0")
+    reserve = Reserve((learners + 2) * GIB)
     with Syncer(*flags) as syncer:
         todo: list[tuple[Any, ...]] = [
             (learner, syncer.port, number, dtype, number == 0) for number in range(learners)
@@ -149,6 +153,7 @@ def product(learners: int, dtype: Dtype) -> tuple[float, float, float]:
             for child in started:
                 child.hear()
             syncer.wait_for("learner connected", learners)
+            reserve.release()
             for child in started:
                 child.tell("go")
             begun = min([child.hear() for child in started])
@@ -162,7 +167,6 @@ def alternate(*works: Callable[[], Any]) -> list[list[Any]]:
     results: list[list[Any]] = [[] for _ in works]
     for _ in range(REPEATS):
         for work, kept in zip(works, results, strict=True):
-            warm(3 << 29)
             kept.append(work())
     return results
 

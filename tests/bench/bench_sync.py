@@ -1,8 +1,10 @@
 """A whole synchronisation: every learner pushes 64M parameters, the syncer merges and steps, all get them.
 
-PULL, PUSH f32, avg, Nesterov, commit, BCAST of four fragments, over loopback between real processes. Beside
-it stands a bare star: numpy and sockets only, the same fragments and arithmetic, without a protocol, finite
-checks, digests, versions or anybody who may fail. `make bench-peers` compares with gloo and torchft.
+PULL, PUSH f32, avg, Nesterov, commit, BCAST of four fragments, over loopback between real processes. A
+learner pushes when it holds all that the synchronisation before gave, so that one does not overlap with the
+next. Beside it stands a bare star: numpy and sockets only, the same fragments, order and arithmetic, without
+a protocol, finite checks, digests, versions or anybody who may fail. `make bench-peers` compares with gloo
+and torchft.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tests.bench.bench_link import FRAGMENTS, STREAMS, layout
-from tests.bench.common import Row, Syncer, children, row, warm
+from tests.bench.common import Reserve, Row, Syncer, children, row
 from yeto_learner import SyncerClient
 from yeto_proto._generated.types import Dtype
 
@@ -29,8 +31,13 @@ PIECE = 1 << 18
 LR, MU = 0.7, 0.9
 
 
+def sync_of(version: int) -> int:
+    """The synchronisation whose step gives a fragment this version, counted from one; zero for INIT."""
+    return -(-version // FRAGMENTS)
+
+
 def learner(pipe: Connection, port: int, learner_id: int, values: int) -> None:
-    """Answers every pull at once; says when each version came."""
+    """Answers the pulls of a synchronisation when it has all of the one before; says when what came."""
     client = SyncerClient(("127.0.0.1", port), learner_id, layout(values), Dtype.F32, STREAMS)
     delta = np.full(values, 1e-6, np.float32).data.cast("B")
     came: dict[int, float] = {}
@@ -51,7 +58,10 @@ def learner(pipe: Connection, port: int, learner_id: int, values: int) -> None:
                 came[update.version] = time.monotonic()
                 del update
             pulls += client.drain_pulls()
-            for pull in [pull for pull in pulls if pull.fragment_id in held]:
+            if len(held) < FRAGMENTS:
+                continue
+            done = sync_of(min(held.values()))
+            for pull in [pull for pull in pulls if sync_of(pull.global_step) <= done + 1]:
                 pulls.remove(pull)
                 step = pull.global_step
                 base = held[pull.fragment_id]
@@ -68,11 +78,13 @@ def product(learners: int, values: int = VALUES, *flags: str) -> tuple[list[floa
         *("--grace-ms", "0", "--sync-interval-steps", "0", "--delta-correction", "none"),
         *("--log-level", "warning", "--pipeline", str(FRAGMENTS), *flags),
     )
+    reserve = Reserve((learners + 2) << 30)
     with Syncer(*settings) as syncer:
         todo: list[tuple[Any, ...]] = [(learner, syncer.port, n, values) for n in range(learners)]
         with children(*todo) as started:
             for child in started:
                 child.hear()
+            reserve.release()
             for child in started:
                 child.tell("go")
             came = [child.hear() for child in started]
@@ -102,16 +114,17 @@ def leaf(pipe: Connection, port: int, values: int) -> None:
     buffer = np.ones(values, np.float32).data.cast("B")
 
     def receive() -> None:
-        for _ in range(SYNCS * FRAGMENTS):
+        for _ in range(FRAGMENTS):
             taken = 0
             while taken < len(buffer):
                 taken += sock.recv_into(buffer[taken:])
 
-    thread = threading.Thread(target=receive)
-    thread.start()
-    for _ in range(SYNCS * FRAGMENTS):
-        sock.sendall(delta)
-    thread.join()
+    for _ in range(SYNCS):
+        thread = threading.Thread(target=receive)
+        thread.start()
+        for _ in range(FRAGMENTS):
+            sock.sendall(delta)
+        thread.join()
     pipe.send(time.monotonic())
     pipe.recv()
 
@@ -188,9 +201,7 @@ def rows(repeats: int = 3) -> list[Row]:
         mine: list[tuple[list[float], float, float]] = []
         bare: list[float] = []
         for _ in range(repeats):
-            warm(3 << 29)
             mine.append(product(learners))
-            warm(3 << 29)
             bare += star(learners)
         taken = median(one for seconds, _, _ in mine for one in seconds)
         what = f"whole synchronisation of 64M f32, M = {learners}"

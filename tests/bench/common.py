@@ -38,11 +38,21 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def warm(size: int) -> None:
-    """Touch `size` bytes and give them back. A virtual machine gets its memory from the host on the first
-    touch, at a small part of the speed of anything that is measured here, and both sides of a comparison have
-    to find the same memory."""
-    np.empty(size, np.uint8).fill(1)
+class Reserve:
+    """Memory that this machine has for certain, held until the moment at which a measurement begins.
+
+    A virtual machine gets memory from its host on the first touch, at a small part of the speed of anything
+    that is measured here, and gives back what lies free for a second. With a reserve both sides of a
+    comparison find memory that is there.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._held: np.ndarray | None = np.empty(size, np.uint8)
+        self._held.fill(1)
+
+    def release(self) -> None:
+        """Give it to whoever asks for memory next."""
+        self._held = None
 
 
 class Syncer:

@@ -4,7 +4,7 @@
 
 gloo: every process has the whole f32 tensor, `all_reduce`, one step of torch's Nesterov SGD. torchft: its
 DiLoCo with four fragments and the gloo process group, as its own documentation sets it up. It is measured
-when it can be imported (`pip install torchft`). All of it is loopback.
+when it can be imported, as it is after `make bench-peers`. All of it is loopback.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.bench import bench_sync  # noqa: E402
-from tests.bench.common import Row, children, row, warm  # noqa: E402
+from tests.bench.common import Row, children, row  # noqa: E402
 
 VALUES = 64 << 20
 FRAGMENTS = 4
@@ -138,14 +138,12 @@ def rows(repeats: int) -> list[Row]:
             times["torchft DiLoCo"] = []
         for _ in range(repeats):
             for name, kept in times.items():
-                warm(3 << 29)
                 if name.startswith("gloo"):
                     kept += with_gloo(learners)
                 elif name.startswith("torchft"):
                     kept += with_torchft(learners)
                 else:
                     kept += bench_sync.star(learners)
-            warm(3 << 29)
             mine += bench_sync.product(learners)[0]
         taken = median(mine)
         for name, kept in times.items():
@@ -169,6 +167,7 @@ def main() -> int:
         )
         return 1
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
+    os.environ.setdefault("RUST_LOG", "error")  # torchft's own log of every quorum
     found = rows(arguments.repeats)
     for one in found:
         more = "" if one["target"] is None else f", target {one['target']}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 FLAGS = (
     "--headless=new",
     "--remote-debugging-pipe",
@@ -41,6 +41,7 @@ class Browser:
         self._number = 0
         self._rest = b""
         self._session: str | None = None
+        self._shown: set[str] = set()  # the loads whose documents the page has taken over
         self.problems: list[str] = []
         """What the page has complained of: exceptions, errors on the console, failed loads."""
         self.requests: list[str] = []
@@ -93,9 +94,15 @@ class Browser:
         self._folder.cleanup()
 
     def open(self, url: str) -> None:
-        """Go to a page; `until` waits for what it shows."""
+        """Go to a page; `until` waits for what it shows.
+
+        The answer may come while the old page is still there, which would then be asked instead.
+        """
         answer = self.call("Page.navigate", url=url)
         assert "errorText" not in answer, answer["errorText"]
+        deadline = time.monotonic() + WAIT_S
+        while answer.get("loaderId", "") not in {"", *self._shown}:  # there is none for another anchor
+            self._notice(self._next(deadline))
 
     def evaluate(self, script: str) -> Any:
         """The value of an expression in the page, as JSON tells it; a promise is awaited."""
@@ -161,6 +168,8 @@ class Browser:
             self.problems.append(json.dumps(told["exceptionDetails"]))
         elif method == "Log.entryAdded" and told["entry"]["level"] == "error":
             self.problems.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
+        elif method == "Page.frameNavigated":
+            self._shown.add(told["frame"]["loaderId"])
         elif method == "Network.requestWillBeSent":
             self.requests.append(told["request"]["url"])
         elif method == "Runtime.consoleAPICalled" and told["type"] == "error":

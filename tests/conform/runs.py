@@ -6,13 +6,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from yeto_proto.conform import sut, trace
 from yeto_proto.conform.server_role import Server
 
+WAIT_S = 300
 CASE = next(each for each in trace.load_corpus() if each.id == "learner-run-two-steps").head["case"]
 SETTINGS: Mapping[str, Any] = {
     **next(each for each in trace.load_corpus() if each.id == "run-two-steps").head["settings"],
@@ -34,10 +35,13 @@ def serving(work: Path, settings: Mapping[str, Any] = SETTINGS) -> Iterator[Serv
 
 def learn(address: str, work: Path, count: int = 2, streams: int = 2) -> None:
     """Learners train until the run is over, and all of them must end well."""
-    processes = []
-    for number in range(count):
-        case = {**CASE, "address": address, "learner_id": number, "num_streams": streams}
-        path = work / f"learner{number}.json"
-        path.write_text(json.dumps(case))
-        processes.append(subprocess.Popen([sys.executable, "-m", "yeto_learner.case", str(path)]))
-    assert [each.wait(60) for each in processes] == [0] * count
+    with ExitStack() as ending:
+        processes = []
+        for number in range(count):
+            case = {**CASE, "address": address, "learner_id": number, "num_streams": streams}
+            path = work / f"learner{number}.json"
+            path.write_text(json.dumps(case))
+            command = [sys.executable, "-m", "yeto_learner.case", str(path)]
+            processes.append(ending.enter_context(subprocess.Popen(command)))
+            ending.callback(processes[-1].kill)  # one that waits for a run that failed would wait for good
+        assert [each.wait(WAIT_S) for each in processes] == [0] * count

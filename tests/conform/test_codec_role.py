@@ -47,7 +47,7 @@ def adapter(script: str) -> sut.Sut:
     return sut.Sut("scripted", trace.CORPUS, {"codec": {"command": [sys.executable, "-c", script]}})
 
 
-def run(script: str, *ids: str, timeout: float = 60.0) -> list[Result]:
+def run(script: str, *ids: str, timeout: float = 300.0) -> list[Result]:
     wanted = [each for each in TRACES if each.id in (ids or ("pull-smallest",))]
     return runner.run(wanted, adapter(script), runner.Options(timeout=timeout))
 

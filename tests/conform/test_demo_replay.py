@@ -15,7 +15,7 @@ from yeto_proto.conform.recorder import Recorder
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_demo_is_recorded_and_played_again(tmp_path, monkeypatch, capsys):
     settings = Settings().quick()
     recorder = Recorder(tmp_path)

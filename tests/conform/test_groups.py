@@ -21,13 +21,13 @@ def test_a_peer_reads_the_last_words_although_its_own_were_not_read():
     with socket.create_server(("127.0.0.1", 0)) as server:
         wire.dial("a", 0, server.getsockname()[1])
         peer, _ = server.accept()
-    peer.settimeout(60)
+    peer.settimeout(600)
     sent = threading.Event()
 
     def listen() -> None:
         peer.sendall(UNREAD)
         sent.set()
-        closing.wait(60)
+        closing.wait(600)
         try:
             while data := peer.recv(4096):
                 heard.append(data)
@@ -38,10 +38,10 @@ def test_a_peer_reads_the_last_words_although_its_own_were_not_read():
     closing = threading.Event()
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
-    assert sent.wait(60)
+    assert sent.wait(600)
     wire.send("a.0", [LAST_WORDS])
     closing.set()
     wire.close("a")
-    thread.join(60)
+    thread.join(600)
     wire.close_all()
     assert b"".join(heard) == LAST_WORDS

@@ -35,7 +35,7 @@ def test_there_are_enough_of_them():
     assert {each.role for each in MUTANTS} == {"codec", "server", "client"}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "mutant",
     [

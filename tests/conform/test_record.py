@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.conform.runs import SETTINGS, learn, serving
+from tests.conform.runs import SETTINGS, WAIT_S, learn, serving
 from yeto_proto.conform import cli, replay, trace
 from yeto_proto.conform.pcap import read_pcap
 from yeto_proto.conform.proxy import Proxy
@@ -29,7 +29,7 @@ def recorded(tmp_path_factory):
             proxy.wait_idle(0.1)
         finally:
             proxy.close()
-        assert server.process.wait(60) == 0
+        assert server.process.wait(WAIT_S) == 0
     path = work / "run.jsonl"
     trace.save(recorder.trace("run", SETTINGS), path)
     return path
@@ -45,8 +45,13 @@ def test_every_stream_is_in_the_trace(recorded):
     assert not [step for step in steps if step["do"] == "bytes"]
 
 
+def play(path, *flags):
+    """The exit code of playing it again, on a machine that may be busy."""
+    return cli.main(["run", "--timeout", str(WAIT_S), "--corpus", str(path), *flags])
+
+
 def test_the_run_is_played_again_with_the_same_answers(recorded, capsys):
-    assert cli.main(["run", "--corpus", str(recorded), "--json"]) == 0
+    assert play(recorded, "--json") == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["verdict"] == "pass"
 
@@ -61,7 +66,7 @@ def test_a_changed_tensor_is_noticed(recorded, capsys, tmp_path):
             break
     path = tmp_path / "changed.jsonl"
     trace.save(trace.Trace(found.head, tuple(steps)), path)
-    assert cli.main(["run", "--corpus", str(path)]) == cli.FAILED
+    assert play(path) == cli.FAILED
     assert "tensor: expected" in capsys.readouterr().out
 
 
@@ -84,7 +89,7 @@ def test_a_redacted_run_can_be_played_again(recorded, capsys, tmp_path):
     _feed(recorder, trace.load(recorded))
     path = tmp_path / "redacted.jsonl"
     trace.save(recorder.trace("redacted", SETTINGS), path)
-    assert cli.main(["run", "--corpus", str(path), "--json"]) == 0
+    assert play(path, "--json") == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "pass"
 
 
@@ -164,7 +169,7 @@ def test_the_command_records_until_every_connection_has_ended(tmp_path):
             assert recording.stdout is not None
             address = recording.stdout.readline().removeprefix("recording on ").strip()
             learn(address, tmp_path, count=1, streams=1)
-            assert recording.wait(60) == 0
+            assert recording.wait(WAIT_S) == 0
             assert f"wrote {path}: 2 connections" in recording.stdout.read()
     found = trace.load(path)
     assert found.head["settings"] == settings
@@ -187,7 +192,7 @@ def test_a_run_in_which_the_syncer_said_nothing_judges_nothing(recorded, capsys,
     steps = [step for step in found.steps if step["do"] == "open" or step.get("frame") == "HELLO"]
     path = tmp_path / "silent.jsonl"
     trace.save(trace.Trace(found.head, tuple(steps)), path)
-    assert cli.main(["run", "--corpus", str(path)]) == 0
+    assert play(path) == 0
     assert "0 passed, 0 failed, 1 skipped" in capsys.readouterr().out
 
 

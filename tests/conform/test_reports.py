@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from xml.etree import ElementTree
 
 import psutil
 import pytest
 
+from tests.e2e.processes import wait_until
 from yeto_proto.conform import cli, matrix, pages, report, sut, trace
 from yeto_proto.conform.verdict import Result, Verdict
 
@@ -169,14 +169,22 @@ def test_text_of_a_peer_does_no_harm_in_a_report():
 
 
 def test_sigterm_ends_the_processes_under_test(tmp_path):
-    """The runner is ended while a syncer is silent; nothing of it stays."""
+    """The runner is ended while a syncer is silent; nothing of it stays.
+
+    The syncer goes on, but ends the connection when the signal has been sent: a step that is being waited for
+    comes to its end first.
+    """
     pids, path, program = tmp_path / "pids", tmp_path / "sut.yaml", tmp_path / "silent_syncer.py"
+    signalled = tmp_path / "signalled"
     program.write_text(
         "import os, socket, sys, time\n"
         "sock = socket.create_server(('127.0.0.1', int(sys.argv[1])))\n"
         f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}} ')\n"
         "print('listening', flush=True)\n"
-        "time.sleep(600)\n"
+        f"while not os.path.exists({str(signalled)!r}):\n"
+        "    time.sleep(0.05)\n"
+        "sock.accept()[0].close()\n"
+        "time.sleep(3600)\n"
     )
     settings = {name: [] for name in TRACES["join-silent"].head["settings"]}
     path.write_text(
@@ -184,12 +192,12 @@ def test_sigterm_ends_the_processes_under_test(tmp_path):
         f"  ready: {{line: listening}}\n  settings: {json.dumps(settings)}\n"
     )
     command = [sys.executable, "-m", "yeto_proto.conform.cli", "run", "--sut", str(path), "join-silent"]
-    runner = subprocess.Popen([*command, "--timeout", "10"], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while len(_started(pids)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    runner.terminate()
-    assert runner.wait(60) == 130
+    with subprocess.Popen([*command, "--timeout", "600"], stdout=subprocess.DEVNULL) as runner:
+        # The first one only shows that it can be started.
+        wait_until(lambda: len(_started(pids)) == 2, "the syncer of the case", 600)
+        runner.terminate()
+        signalled.touch()
+        assert runner.wait(600) == 143
     assert len(_started(pids)) == 2
     assert not [pid for pid in _started(pids) if _runs(pid, program.name)]
 
@@ -228,6 +236,6 @@ def test_list_and_show(capsys):
 
 def test_a_list_whose_reader_has_gone_is_no_failure():
     command = f"{sys.executable} -m yeto_proto.conform.cli list | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -3,9 +3,9 @@
 A `console` block holds commands behind `$ `; other lines are what they print. The commands of a page run one
 after the other in a folder of its own, as a reader would type them. Servers and learners stay in the
 background: learners and recorders until the next command that is neither, by which they must have ended
-well; servers until the page ends or starts another one. A block with a `title` is a file of that name. All
-other Python blocks of a page are one script, behind `setup/<page>.py` if there is one.
-`<!-- not run: why -->` before a block takes it out.
+well; servers until the page ends or starts another one. `pip install` only looks whether it could be done.
+A block with a `title` is a file of that name. All other Python blocks of a page are one script, behind
+`setup/<page>.py` if there is one. `<!-- not run: why -->` before a block takes it out.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.e2e.processes import Processes, Running
+from tests.e2e.processes import Processes, Running, reserved_port
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "site"
 DOCS = SITE / "docs"
 SETUP = Path(__file__).parent / "setup"
 EXAMPLES = DOCS / "examples"
-PORT = "29400"
-PROXY_PORT = "29401"
+PORTS = ("29400", "29401", "29402")
 LIMIT_S = 600.0
+ALONE = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+"""Processes of torch leave the other core to other tests, and stay on this machine."""
+CASE_LIMIT_S = 300
+"""How long a step of a conformance case may take on a busy machine."""
 
 _FENCE = re.compile(
     r'^(?P<indent> *)```(?P<language>[a-z]*)(?: title="(?P<title>[^"]+)")?[^\n]*\n'
@@ -39,6 +42,7 @@ _FENCE = re.compile(
 )
 _SKIP = re.compile(r"<!-- not run: (?P<why>[^>]+?) -->\s*\Z")
 _SNIPPET = re.compile(r'^--8<-- "(?P<path>[^"]+)"$', re.M)
+_VARIABLES = re.compile(r"^(\w+=(\$\([^)]*\)|\S)* )+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,11 @@ def name_of(page: Path) -> str:
 
 def blocks(page: Path) -> list[Block]:
     """The blocks of one page."""
-    text = page.read_text(encoding="utf-8")
+    return parse(page, page.read_text(encoding="utf-8"))
+
+
+def parse(page: Path, text: str) -> list[Block]:
+    """The blocks of a text of the page."""
     found = []
     for match in _FENCE.finditer(text):
         before = text[: match.start()]
@@ -101,13 +109,6 @@ def runnable(page: Path) -> list[Block]:
     return [each for each in blocks(page) if each.language in ("console", "python")]
 
 
-def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @dataclass
 class PageRun:
     """A page that is being followed in `folder`."""
@@ -115,13 +116,20 @@ class PageRun:
     page: Path
     folder: Path
     processes: Processes
-    port: int = field(default_factory=free_port)
-    proxy_port: int = field(default_factory=free_port)
+    ports: dict[str, int] = field(default_factory=dict)
     servers: list[Running] = field(default_factory=list)
     learners: list[tuple[str, Running]] = field(default_factory=list)
+    home: Path = ROOT
+    """The checkout, in which `make` and what stands in it are called."""
 
     def follow(self) -> None:
         """Do what the page says; raises AssertionError with the command that failed."""
+        with ExitStack() as held:
+            self.ports = {port: held.enter_context(reserved_port()) for port in PORTS}
+            self.follow_blocks()
+
+    def follow_blocks(self) -> None:
+        """Do what the page says, with ports that nobody else takes meanwhile."""
         for path in EXAMPLES.iterdir():
             if path.is_file():
                 shutil.copy(path, self.folder)
@@ -143,33 +151,41 @@ class PageRun:
         for server in self.servers:
             if server.process.poll() is None:
                 server.signal(signal.SIGTERM)
-            assert server.wait(LIMIT_S) == 0, server.stderr.text
+            assert server.wait(self.left()) == 0, server.stderr.text
         self.servers.clear()
 
     def end_learners(self) -> None:
         """Wait for the learners and recorders."""
         for command, learner in self.learners:
-            code = learner.wait(LIMIT_S)
+            code = learner.wait(self.left())
             assert code == 0, f"{command}\n{learner.stdout.text}\n{learner.stderr.text}"
         self.learners.clear()
 
     def run(self, command: str) -> None:
         """Run one command, or start it when it is a server or a learner. Nothing listens beyond loopback."""
         command = command.replace("0.0.0.0", "127.0.0.1")
-        if command.startswith("make ") or " site/docs/" in command:
-            self.done(["/bin/sh", "-c", command], command, ROOT)
+        if command.startswith("pip install "):
+            command = command.replace("pip install", "python -m pip install --quiet --dry-run", 1)
+            self.done(list(self.shell(command)), command, self.home)
             return
-        argv = shlex.split(self.ported(command), comments=True)
+        if command.startswith("yeto-conform run "):
+            command = f"yeto-conform run --timeout {CASE_LIMIT_S} {command.removeprefix('yeto-conform run ')}"
+        if command.startswith(("make ", ". ")) or " site/docs/" in command:
+            # Two pages may run the demo at the same time: each needs a folder of its own.
+            output = f"--output {self.folder / 'build'}" if command.startswith("make demo") else ""
+            self.done(["/bin/sh", "-c", command], command, self.home, ARGS=output)
+            return
+        argv = shlex.split(_VARIABLES.sub("", self.ported(command)), comments=True)
         if is_server(argv):
             self.end_servers()  # a reader who starts another one has stopped the one before
-            server = self.start(command, "" if "--port" in argv else f" --port {self.port}")
-            server.stdout.wait_for(r"^listening on ", LIMIT_S)
+            server = self.start(command, "" if "--port" in argv else f" --port {self.ports[PORTS[0]]}")
+            server.stdout.wait_for(r"^listening on ", self.left())
             self.servers.append(server)
         elif argv[:2] == ["yeto-conform", "record"] and "--listen" in argv:
             recorder = self.start(command)
-            recorder.stdout.wait_for(r"^recording on ", LIMIT_S)
+            recorder.stdout.wait_for(r"^recording on ", self.left())
             self.learners.append((command, recorder))
-        elif argv[0] == "python" and any(port in command for port in (PORT, PROXY_PORT)):
+        elif argv[0] in ("python", "torchrun") and any(port in command for port in PORTS):
             self.learners.append((command, self.start(command)))
         else:
             self.end_learners()
@@ -180,8 +196,13 @@ class PageRun:
         return self.processes.run(*self.shell(command, more), cwd=self.folder, environ=self.path)
 
     def ported(self, text: str) -> str:
-        """The text with the ports of this run."""
-        return text.replace(PORT, str(self.port)).replace(PROXY_PORT, str(self.proxy_port))
+        """The text with the ports of this run; the machine in the middle is this one."""
+        text = text.replace("syncer.local", "127.0.0.1")
+        return re.sub("|".join(PORTS), lambda match: str(self.ports[match[0]]), text)
+
+    def left(self) -> float:
+        """Seconds that a wait may take from now on."""
+        return LIMIT_S
 
     def python(self, script: str) -> None:
         """Run the Python of the page as one script."""
@@ -198,10 +219,10 @@ class PageRun:
         line = ("exec " if plain else "") + self.ported(command) + more
         return ("/bin/sh", "-c", line)
 
-    def done(self, command: list[str], shown: str, cwd: Path) -> None:
+    def done(self, command: list[str], shown: str, cwd: Path, **environ: str) -> None:
         """Run to the end and expect success."""
-        running = self.processes.run(*command, cwd=cwd, environ=self.path)
-        code = running.wait(LIMIT_S)
+        running = self.processes.run(*command, cwd=cwd, environ={**self.path, **environ})
+        code = running.wait(self.left())
         assert code == 0, f"{shown}: exit code {code}\n{running.stdout.text}\n{running.stderr.text}"
 
     @property
@@ -209,7 +230,7 @@ class PageRun:
         """An environment in which `python` and the commands are those of the tests."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         # A make that started the tests must not hand its own arguments down to theirs.
-        return {"PATH": path, "MAKEFLAGS": "", "ARGS": ""}
+        return {"PATH": path, "MAKEFLAGS": "", "ARGS": "", **ALONE}
 
 
 def is_server(argv: list[str]) -> bool:

@@ -14,6 +14,7 @@ TESTS = Path(__file__).parents[1]
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)  # some pages train for minutes on a busy machine
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_page_does_what_it_says(page: Path, tmp_path: Path, processes: Processes) -> None:
     PageRun(page, tmp_path, processes).follow()

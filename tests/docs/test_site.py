@@ -11,7 +11,7 @@ import pytest
 from tests.browser.chromium import Browser
 from tests.docs.site import broken, build, served
 
-pytestmark = [pytest.mark.full, pytest.mark.xdist_group("site"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.xdist_group("site"), pytest.mark.timeout(1800)]
 
 READY = "document.readyState === 'complete' && !!document.querySelector('article, .md-content')"
 LUMINANCE = """

@@ -7,13 +7,19 @@ import threading
 from tests.e2e.test_learner_real_syncer import parameters
 from yeto_learner import Learner
 
-WAIT = 60.0
+WAIT = 90.0
 
 
 class Crew:
-    """A context manager. The deltas never come to rest, so a run may go on for as long as a test looks."""
+    """A context manager. The deltas never come to rest, so a run may go on for as long as a test looks.
 
-    def __init__(self) -> None:
+    With `hold_at` nobody goes on from this global step before `may_pass` is set: a run that needs them all
+    cannot be over before the test has seen what it wants to see.
+    """
+
+    def __init__(self, hold_at: int | None = None) -> None:
+        self.hold_at = hold_at
+        self.may_pass = threading.Event()
         self.steps: dict[int, int] = {}
         self._leave: dict[int, threading.Event] = {}
         self._threads: dict[int, threading.Thread] = {}
@@ -29,11 +35,20 @@ class Crew:
 
     def _train(self, address: str, number: int, leave: threading.Event, options: dict[str, object]) -> None:
         arrays = parameters(number)
-        settings: dict[str, object] = {"num_fragments": 3, "num_streams": 2, "session_contract": "a test"}
+        settings: dict[str, object] = {
+            "num_fragments": 3,
+            "num_streams": 2,
+            "session_contract": "a test",
+            "connect_timeout_s": WAIT,
+            "initial_cut_timeout_s": WAIT,
+            "finalization_timeout_s": WAIT,
+        }
         learner = Learner(arrays, address, learner_id=number, **{**settings, **options})
         try:
             with learner:
                 while not learner.done and not leave.wait(0.002):
+                    if self.hold_at is not None and learner.global_step >= self.hold_at:
+                        self.may_pass.wait(WAIT)
                     for array in arrays.values():
                         array += 0.01 * (number + 1)
                     learner.step(tokens=16)
@@ -45,6 +60,7 @@ class Crew:
 
     def leave(self, number: int) -> None:
         """One learner goes; returns when it has gone."""
+        self.may_pass.set()
         self._leave[number].set()
         self._threads[number].join(WAIT)
         assert not self._threads[number].is_alive(), "a learner hangs"

@@ -14,7 +14,7 @@ from tests.e2e.raw import Trainer, hello, train
 from tests.e2e.test_syncer_run import small_layout
 from yeto_proto._generated.messages import PullReq
 
-LIFE_S = 100.0
+LIFE_S = 300.0
 
 
 class Telling(Trainer):

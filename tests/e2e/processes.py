@@ -9,19 +9,37 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TypeVar
 
 import psutil
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 """How long any single wait of a test may take, on a machine that is busy with other things."""
+
+ENDING_S = 20.0
+"""How long what a process leaves behind may take to end, once the process itself has ended."""
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A loopback port that the kernel gives to nobody else meanwhile.
+
+    Connections to it are refused until somebody binds it with SO_REUSEADDR, as a syncer does. A port that was
+    free a moment ago may be another process's by now, or even the near end of a connection to itself.
+    """
+    with socket.socket() as placeholder:
+        placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        placeholder.bind(("127.0.0.1", 0))
+        yield placeholder.getsockname()[1]
 
 
 class Output:
@@ -187,11 +205,14 @@ class Processes:
         left = []
         for running in self._started:
             family = descendants(running.pid) if running.process.poll() is None else []
-            family += session_members(running.pid)
-            for process in family:
+            members = session_members(running.pid)
+            if not family:  # its children may need a moment to notice that it has gone
+                members = psutil.wait_procs(members, ENDING_S)[1]
+            for process in family + members:
                 if alive(process):
                     left.append(f"{process.pid} of {running.process.args}")
-                    process.kill()
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
             if running.process.poll() is None:
                 running.process.wait(TIMEOUT_S)
         return left

@@ -13,6 +13,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import numpy as np
@@ -45,6 +46,9 @@ F32 = npt.NDArray[np.float32]
 M = TypeVar("M", bound=Message)
 
 CONTROL = -1
+LOOK_S = 0.25
+"""How long `drive` waits for the sockets before it looks at its condition again: another process may have
+made it true."""
 CONTRACT = bytes(range(32))
 
 
@@ -221,9 +225,11 @@ class Trainer(Raw):
                 self.shut_down = True
             elif isinstance(message, Error):
                 raise AssertionError(f"ERROR to {self.link}: {message.text}")
-        for fragment in [fragment for fragment in self.pending if fragment in self.anchors]:
-            self.answer(self.pending.pop(fragment))
-        self.finish()
+        # A syncer that ends may be gone before its end is read; `drive` then finds out.
+        with suppress(ConnectionError):
+            for fragment in [fragment for fragment in self.pending if fragment in self.anchors]:
+                self.answer(self.pending.pop(fragment))
+            self.finish()
 
     def take(self, message: BcastFragment) -> None:
         """Accept a broadcast unless it is older than what is held."""
@@ -266,7 +272,8 @@ class Trainer(Raw):
 
 
 def drive(groups: Sequence[Raw], until: Callable[[], bool], what: str, timeout: float = TIMEOUT_S) -> None:
-    """Serve the groups until a condition holds. A group that ends is left alone from then on."""
+    """Serve the groups until a condition holds, which may also be about something else than their sockets. A
+    group that ends is left alone from then on."""
     deadline = time.monotonic() + timeout
     with selectors.DefaultSelector() as selector:
         for group in groups:
@@ -276,7 +283,10 @@ def drive(groups: Sequence[Raw], until: Callable[[], bool], what: str, timeout: 
                     selector.register(sock, selectors.EVENT_READ, (group, stream))
         while not until():
             connected = bool(selector.get_map())
-            ready = selector.select(max(0.0, deadline - time.monotonic())) if connected else []
+            left = deadline - time.monotonic()
+            ready = selector.select(max(0.0, min(LOOK_S, left))) if connected else []
+            if not ready and connected and left > 0:
+                continue
             if not ready:
                 why = f"not within {timeout} s" if connected else "every socket was closed"
                 seen = {group.link: [type(m).__name__ for _, m in group.seen[-5:]] for group in groups}

@@ -27,7 +27,7 @@ from yeto_proto.session import Session
 
 __all__ = ["WAIT", "Peer", "ScriptedSyncer"]
 
-WAIT = 20.0  # seconds that a test waits for something that must come
+WAIT = 90.0  # seconds that a test waits for something that must come
 QUIET = 0.2  # seconds of silence that count as "nothing was sent"
 
 M = TypeVar("M", bound=Message)
@@ -134,13 +134,17 @@ class ScriptedSyncer:
         self._wrap = wrap
         self._key = key
         self._admit = admit
+        # Keeps the port from everybody else when nobody listens on it any more.
+        self._placeholder = socket.socket()
+        self._placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._placeholder.bind(("127.0.0.1", port))
+        self.port: int = self._placeholder.getsockname()[1]
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if receive_buffer is not None:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self._listener.bind(("127.0.0.1", port))
+        self._listener.bind(("127.0.0.1", self.port))
         self._listener.listen(64)
-        self.port: int = self._listener.getsockname()[1]
         self.address = f"127.0.0.1:{self.port}"
         self._changed = threading.Condition()
         self._peers: dict[tuple[int, int], Peer] = {}
@@ -173,7 +177,7 @@ class ScriptedSyncer:
         for thread in self._threads:
             thread.join(WAIT)
             assert not thread.is_alive(), "a thread of the scripted syncer hangs"
-        for each in (self._listener, *sockets):
+        for each in (self._listener, self._placeholder, *sockets):
             each.close()
 
     def stop_listening(self) -> None:

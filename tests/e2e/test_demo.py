@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,11 @@ from tests.e2e.processes import Processes, Running, alive, wait_until
 from yeto_proto.files import read_snapshot, verify_marker
 from yeto_proto.layout import Layout
 
-BOUND_S = 110.0
+BOUND_S = 400.0
 """For a whole quick run while other tests run beside it; on an idle machine it takes 12 seconds."""
+
+TRIES = 3
+"""Of a test that has to do something while the demo trains, and may be held up for longer than that."""
 
 
 class DemoRun:
@@ -38,8 +42,11 @@ class DemoRun:
 
     def child(self, mark: str) -> psutil.Process:
         """The child whose command line holds `mark`."""
-        (found,) = (process for process in self.children() if mark in " ".join(process.cmdline()))
-        return found
+        found = [process for process in self.children() if mark in " ".join(process.cmdline())]
+        if not found:
+            raise LookupError(mark)
+        assert len(found) == 1
+        return found[0]
 
     def ended(self, code: int) -> str:
         """Waits for the end, checks exit code and processes, and returns standard error."""
@@ -64,12 +71,16 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "out"
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(1500)
 def test_a_quick_run_keeps_its_promises(processes: Processes, folder: Path) -> None:
     folder.mkdir()
     (folder / "checkpoint.yeto").write_bytes(b"of an earlier run")
     (folder / "notes.txt").write_text("not the demo's")
-    demo = DemoRun(processes, folder, "--json", "--seed", "3")
+    for _ in range(TRIES):
+        demo = DemoRun(processes, folder, "--json", "--seed", "3")
+        code = demo.running.wait(BOUND_S)
+        if code == 0 or "run it again when the machine is less busy" not in demo.running.stderr.text:
+            break
     assert demo.ended(0) == ""
     (line,) = demo.running.stdout.lines
     outcome = json.loads(line)
@@ -117,7 +128,7 @@ PHASES = {
 }
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     ("phase", "signum", "code"),
     [
@@ -132,22 +143,25 @@ PHASES = {
 def test_a_signal_ends_everything(
     phase: str, signum: signal.Signals, code: int, processes: Processes, folder: Path
 ) -> None:
-    demo = DemoRun(processes, folder)
-    demo.running.stdout.wait_for(PHASES[phase], BOUND_S)
-    demo.running.signal(signum)
+    for _ in range(TRIES):
+        demo = DemoRun(processes, folder)
+        demo.running.stdout.wait_for(PHASES[phase], BOUND_S)
+        demo.running.signal(signum)
+        if demo.running.wait(BOUND_S) != 0:  # else it was over before the signal came
+            break
     assert demo.ended(code) == f"interrupted by {signum.name}"
 
 
-@pytest.mark.timeout(150)
 def test_children_end_when_the_demo_itself_is_killed(processes: Processes, folder: Path) -> None:
     demo = DemoRun(processes, folder)
-    demo.running.stdout.wait_for(PHASES["training"], BOUND_S)
-    assert len(demo.children()) == 4
+    demo.running.stdout.wait_for(PHASES["learners"], BOUND_S)
+    # Until it kills one of them itself, and again when that one is back.
+    wait_until(lambda: len(demo.children()) == 4, "a syncer and three learners")
     demo.running.kill()
     wait_until(lambda: not demo.children(), "the children's end")
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     ("mark", "message"),
     [
@@ -161,9 +175,13 @@ def test_children_end_when_the_demo_itself_is_killed(processes: Processes, folde
 def test_a_process_that_dies_ends_the_demo(
     mark: str, message: str, processes: Processes, folder: Path
 ) -> None:
-    demo = DemoRun(processes, folder)
-    demo.running.stdout.wait_for(PHASES["training"], BOUND_S)
-    demo.child(mark).kill()
+    for _ in range(TRIES):
+        demo = DemoRun(processes, folder)
+        demo.running.stdout.wait_for(PHASES["training"], BOUND_S)
+        with suppress(LookupError, psutil.NoSuchProcess):
+            demo.child(mark).kill()
+        if demo.running.wait(BOUND_S) != 0:  # else it was over before the kill came
+            break
     assert re.fullmatch(message, demo.ended(1))
 
 

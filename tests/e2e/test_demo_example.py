@@ -17,7 +17,7 @@ def test_two_learners_find_the_truth_together(processes: Processes) -> None:
         processes.run(sys.executable, str(SCRIPT), f"127.0.0.1:{syncer.port}", str(learner_id))
         for learner_id in range(2)
     ]
-    assert [learner.wait() for learner in learners] == [0, 0], learners[0].stderr.text
+    assert [learner.wait(300) for learner in learners] == [0, 0], learners[0].stderr.text
     syncer.finished(0)
     results = {learner.stdout.text for learner in learners}
     assert len(results) == 1, "every learner ends with the same parameters"

@@ -147,20 +147,20 @@ def test_a_checkpoint_continues_under_its_own_backend_alone(processes: Processes
 
 @pytest.mark.rule("iso_worker.probe.must")
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "says", "seconds"),
     [
-        (None, "cannot be started"),
-        ("raise SystemExit(1)", "SVD worker 0 (cpu): exited with 1"),
-        ("hang()", "SVD worker 0 (cpu): was not ready within 1 s"),
+        (None, "cannot be started", "600"),
+        ("raise SystemExit(1)", "SVD worker 0 (cpu): exited with 1", "600"),
+        ("hang()", "SVD worker 0 (cpu): was not ready within 1 s", "1"),
     ],
 )
 def test_a_worker_that_cannot_start_ends_the_syncer_before_it_listens(
-    processes: Processes, tmp_path: Path, body: str | None, says: str
+    processes: Processes, tmp_path: Path, body: str | None, says: str, seconds: str
 ) -> None:
     python = str(tmp_path / "nobody") if body is None else script(tmp_path, body)
     port_file = tmp_path / "port"
     flags = (*RUN, "--port", "0", "--port-file", str(port_file), *svd(python))
-    syncer = processes.syncer_command(*flags, environ={"YETO_ISO_WORKER_STARTUP_TIMEOUT_S": "1"})
+    syncer = processes.syncer_command(*flags, environ={"YETO_ISO_WORKER_STARTUP_TIMEOUT_S": seconds})
     error = error_of(syncer.finished(1))
     assert says in error and "; --iso-worker-python; " in error
     assert syncer.stdout.text == ""
@@ -191,23 +191,24 @@ def test_a_signal_while_the_workers_start_leaves_none(
 @pytest.mark.rule("iso_worker.pool.poison")
 @pytest.mark.rule("iso_worker.pool.drain")
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "says", "seconds"),
     [
-        ("read(); hang()", "gave no answer to a matrix of"),
-        ("raise SystemExit(3)", "exited with 3"),
+        ("read(); hang()", "gave no answer to a matrix of", "1"),
+        ("raise SystemExit(3)", "exited with 3", "600"),
         (
             "request, _ = read(); answer(request, b'no memory', 6); hang()",
             "answered COMPUTE_ERROR: no memory",
+            "600",
         ),
     ],
 )
 def test_a_worker_that_fails_ends_the_run_without_a_checkpoint(
-    processes: Processes, tmp_path: Path, body: str, says: str
+    processes: Processes, tmp_path: Path, body: str, says: str, seconds: str
 ) -> None:
     path = tmp_path / "state.ckpt"
     python = script(tmp_path, f"probe()\n{body}\n")
     flags = (*RUN, *checkpoint(path), "--checkpoint-every", "0", *svd(python))
-    syncer = processes.syncer(*flags, environ={"YETO_ISO_WORKER_REQUEST_TIMEOUT_S": "1"})
+    syncer = processes.syncer(*flags, environ={"YETO_ISO_WORKER_REQUEST_TIMEOUT_S": seconds})
     lost(learners(syncer))
     error = error_of(syncer.finished(1))
     assert "SVD worker 0 (cpu): " in error and says in error and "restart from the last checkpoint" in error

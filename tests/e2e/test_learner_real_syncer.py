@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.e2e.processes import Processes
+from tests.e2e.processes import Processes, reserved_port
 from yeto_learner import Learner, SessionRejectedError, Subscriber
 from yeto_proto.files import read_snapshot
 
 Arrays = dict[str, npt.NDArray[np.float32]]
 
-WAIT = 60.0
+WAIT = 90.0
 STEPS = 12
 QUICK = (
-    *("--total-steps", str(STEPS), "--quorum", "2", "--grace-ms", "20000"),
+    *("--total-steps", str(STEPS), "--quorum", "2", "--grace-ms", "600000"),
     *("--sync-interval-steps", "0", "--checkpoint-every", "1"),
 )
 
@@ -35,9 +36,15 @@ def parameters(seed: int) -> Arrays:
 
 
 class Fleet:
-    """Learners on threads of their own, all pulled towards one target."""
+    """Learners on threads of their own, all pulled towards one target.
 
-    def __init__(self) -> None:
+    With `hold_at` nobody goes on from this global step before `may_pass` is set: a run that needs them all
+    cannot be over before the test has seen what it wants to see.
+    """
+
+    def __init__(self, hold_at: int | None = None) -> None:
+        self.hold_at = hold_at
+        self.may_pass = threading.Event()
         self.arrays: list[Arrays] = []
         self.learners: list[Learner] = []
         self.errors: list[BaseException] = []
@@ -68,6 +75,8 @@ class Fleet:
         try:
             with learner:
                 while not learner.done:
+                    if self.hold_at is not None and learner.global_step >= self.hold_at:
+                        self.may_pass.wait(WAIT)
                     for array in arrays.values():
                         array -= np.float32(0.05) * (array - np.float32(number))
                     learner.step(tokens=16)
@@ -119,12 +128,15 @@ def test_a_subscriber_sees_the_whole_run(processes: Processes, tmp_path: Path) -
     with Subscriber(
         arrays, address, observer_id=2, num_fragments=3, num_streams=1, session_contract="a test"
     ) as subscriber:
-        fleet = Fleet()
+        syncer.stderr.wait_for("learner connected learner=2")
+        fleet = Fleet(hold_at=6)
         fleet.start(address)
         seen: list[int] = []
         while not subscriber.done:
             subscriber.update(timeout=1.0)
             seen.append(subscriber.global_step)
+            if seen[-1] > 0 or fleet.errors:
+                fleet.may_pass.set()
         subscriber.finish(WAIT)
         fleet.join()
     syncer.finished()
@@ -143,15 +155,16 @@ def test_learners_follow_a_syncer_that_is_killed_and_resumes(processes: Processe
         str(tmp_path / "state.ckpt"),
         "--resume-if-exists",
     ]
-    flags += ["--min-round-interval-ms", "100"]
-    first = processes.syncer(*flags)
-    fleet = Fleet()
-    fleet.start(f"127.0.0.1:{first.port}")
-    wait_for(lambda: all(learner.global_step >= 4 for learner in fleet.learners) or bool(fleet.errors))
-    first.kill()
-    second = processes.syncer_command("--port", str(first.port), *flags).listening()
-    fleet.join()
-    second.finished()
+    with reserved_port() as port:
+        first = processes.syncer_command("--port", str(port), *flags).listening()
+        fleet = Fleet(hold_at=4)
+        fleet.start(f"127.0.0.1:{port}")
+        wait_for(lambda: all(learner.global_step >= 4 for learner in fleet.learners) or bool(fleet.errors))
+        first.kill()
+        fleet.may_pass.set()
+        second = processes.syncer_command("--port", str(port), *flags).listening()
+        fleet.join()
+        second.finished()
     snapshot = read_snapshot(tmp_path / "state.ckpt")
     for number in range(2):
         for mine, state in zip(fleet.flat(number), snapshot.fragments, strict=True):
@@ -159,12 +172,12 @@ def test_learners_follow_a_syncer_that_is_killed_and_resumes(processes: Processe
 
 
 def wait_for(ready: Callable[[], bool]) -> None:
+    """For states that have no event of their own."""
+    deadline = time.monotonic() + WAIT
     ticker = threading.Event()
-    for _ in range(int(WAIT / 0.01)):
-        if ready():
-            return
+    while not ready():
+        assert time.monotonic() < deadline, "what must happen did not happen"
         ticker.wait(0.01)
-    raise AssertionError("what must happen did not happen")
 
 
 def test_a_layout_that_differs_is_refused_with_the_difference(processes: Processes) -> None:
@@ -172,7 +185,7 @@ def test_a_layout_that_differs_is_refused_with_the_difference(processes: Process
     address = f"127.0.0.1:{syncer.port}"
     good = Fleet()
     good.start(address, count=1)
-    wait_for(lambda: good.learners[0].bytes_sent > 0 or bool(good.errors))
+    syncer.stderr.wait_for("learner connected learner=0")  # whose session it is now
     other = {"embed": np.zeros((50, 9), np.float32)}
     with (
         pytest.raises(SessionRejectedError, match="session mismatch"),

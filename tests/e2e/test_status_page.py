@@ -15,7 +15,7 @@ from tests.e2e.processes import Processes, Syncer
 from tests.e2e.test_learner_real_syncer import wait_for
 from yeto_syncer.tape_cli import main as yeto_tape
 
-WAIT = 60.0
+WAIT = 90.0
 PICTURES = Path(__file__).resolve().parents[2] / "build" / "screenshots"
 SLOW = (
     *(

@@ -68,7 +68,7 @@ def test_a_per_round_save_that_fails_shows_nothing_of_its_step(processes: Proces
         "--event-tape",
         str(tmp_path / "tape"),
     )
-    syncer = processes.syncer(*RUN, *flags)
+    syncer = processes.syncer("--learners", "2", "--total-steps", "1000000", *QUICK, *flags)
     layout = small_layout()
     learners = [Trainer(syncer.port, hello(layout, number), target=1.0) for number in range(2)]
     learners[0].initialize(initial(layout))
@@ -93,7 +93,7 @@ def test_a_per_round_save_that_fails_shows_nothing_of_its_step(processes: Proces
     assert "checkpoint" in error and str(path) in error
     saved = read_snapshot(path).global_step
     seen = max(m.version for learner in learners for _, m in learner.seen if isinstance(m, BcastFragment))
-    assert seen <= saved < 8
+    assert seen <= saved
     assert [record["step"] for record in tape_records(tmp_path / "tape")] == list(range(1, saved + 1))
 
 
@@ -103,7 +103,7 @@ def test_a_background_save_that_fails_ends_the_run_at_the_next_one(
     path = tmp_path / "state.ckpt"
     path.with_name("state.ckpt.tmp").mkdir()
     flags = ("--checkpoint-path", str(path), "--checkpoint-every", "2", "--background-checkpoint")
-    syncer = processes.syncer("--learners", "2", "--total-steps", "1000", *QUICK, *flags)
+    syncer = processes.syncer("--learners", "2", "--total-steps", "1000000", *QUICK, *flags)
     learners = [Trainer(syncer.port, hello(small_layout(), number), target=1.0) for number in range(2)]
     learners[0].initialize(initial(small_layout()))
     drive(learners, lambda: all(learner.ended for learner in learners), "the end of both")

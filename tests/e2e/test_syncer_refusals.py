@@ -3,6 +3,7 @@ else goes on."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -17,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.e2e.processes import Processes, Syncer
+from tests.e2e.processes import Processes, Syncer, wait_until
 from tests.e2e.raw import F32, Raw, Trainer, dial, drive, hello, train
 from tests.e2e.test_syncer_run import QUICK, initial, small_layout
 from yeto_proto import hello_mac
@@ -65,7 +66,8 @@ def error_text(sock: socket.socket) -> str:
 def refused(syncer: Syncer, first: bytes) -> str:
     """Send these first bytes on a socket of their own; returns the text of the ERROR."""
     with dial(syncer.port) as sock:
-        sock.sendall(first)
+        with contextlib.suppress(ConnectionError):  # what it is told is still there to be read
+            sock.sendall(first)
         return error_text(sock)
 
 
@@ -146,9 +148,14 @@ def test_bytes_that_follow_a_refused_header_do_not_swallow_the_error(processes: 
 @pytest.mark.rule("syncer.handshake.deadline")
 def test_silent_sockets_are_closed_in_time(processes: Processes) -> None:
     syncer = processes.syncer(*ONE, "--handshake-timeout-s", "0.5")
+    # Stopped, so that what is said is there when the time of a socket begins.
+    syncer.signal(signal.SIGSTOP)
+    process = psutil.Process(syncer.pid)
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "the stop")
     with dial(syncer.port) as silent, dial(syncer.port) as half, dial(syncer.port) as early:
         half.sendall(frame(hello(small_layout(), 0))[:40])
         early.sendall(frame(DataHello(1, 77, 0)))
+        syncer.signal(signal.SIGCONT)
         assert "unknown learner" in error_text(early)
         for sock in (silent, half):
             while sock.recv(65536):
@@ -158,14 +165,14 @@ def test_silent_sockets_are_closed_in_time(processes: Processes) -> None:
 
 @pytest.mark.rule("syncer.handshake.pending")
 def test_more_sockets_than_the_cap_wait_in_the_backlog(processes: Processes) -> None:
-    syncer = processes.syncer(*ONE, "--max-pending-connections", "2", "--handshake-timeout-s", "1")
+    syncer = processes.syncer(*ONE, "--max-pending-connections", "2", "--handshake-timeout-s", "0.5")
+    started = time.monotonic()
     silent = [dial(syncer.port) for _ in range(6)]
     late = Trainer(syncer.port, hello(small_layout(), 0), target=1.0)
     late.initialize(initial(small_layout()))
-    started = time.monotonic()
     finish(syncer, late)
-    # Three generations of two silent sockets each had to time out first.
-    assert time.monotonic() - started > 2.0
+    # Three generations of two silent sockets each had to time out first. A slow machine only takes longer.
+    assert time.monotonic() - started > 1.4
     for sock in silent:
         sock.close()
 
@@ -365,15 +372,21 @@ def test_an_error_on_a_data_socket_ends_that_socket_alone(
 ) -> None:
     layout = small_layout()
     syncer = processes.syncer(*ONE)
-    learner = Told(syncer.port, hello(layout, 0, streams=2), target=1.0)
-    syncer.stderr.wait_for("learner connected")
-    learner.sockets[1].sendall(bad)
-    drive([learner], lambda: bool(learner.errors), "the ERROR on the control stream")
-    assert phrase in learner.errors[0].text and not learner.ended, "the data socket is open until then"
-    syncer.stderr.wait_for("data stream closed.*learner=0 generation=1")
+    for generation in range(1, 6):
+        learner = Told(syncer.port, hello(layout, 0, generation=generation, streams=2), target=1.0)
+        syncer.stderr.wait_for(f"learner connected learner=0 generation={generation}$")
+        learner.sockets[1].sendall(bad)
+        drive([learner], lambda told=learner: bool(told.errors), "the ERROR on the control stream")
+        assert phrase in learner.errors[0].text
+        syncer.stderr.wait_for(f"data stream closed.*learner=0 generation={generation}")
+        if not learner.ended:
+            break
+        learner.close()  # this process was held up for so long that it saw both at once: another time
+    assert not learner.ended, "the data socket is open until then"
     assert learner.sockets.pop(1).recv(1) == b"", "and then it ends"
     learner.initialize(initial(layout))
-    assert "learner left" not in finish(syncer, learner).split("training complete")[0]
+    said = finish(syncer, learner).split("training complete")[0]
+    assert f"learner left learner=0 generation={generation}" not in said
 
 
 @pytest.mark.rule("hello.connection_generation.retired")

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.e2e.lone_learner import digest
-from tests.e2e.processes import Processes, Running, Syncer, wait_until
+from tests.e2e.processes import Processes, Running, Syncer, reserved_port, wait_until
 from tests.e2e.raw import Trainer, drive, hello, train
 from tests.e2e.test_syncer_run import initial, small_layout
 from yeto_proto._generated.messages import BcastFragment, FinalFragment, PullReq
@@ -23,7 +23,7 @@ from yeto_proto.files import read_final_state, read_snapshot
 from yeto_syncer.tape_file import faults
 
 ROOT = Path(__file__).parents[2]
-WAIT = 60.0
+WAIT = 120.0
 ONE_BY_ONE = ("--pipeline", "1", "--sync-interval-steps", "0")
 
 
@@ -102,7 +102,7 @@ def test_a_learner_that_is_killed_in_a_round_and_stays_away_is_left_out_of_the_n
     tape = tmp_path / "tape.jsonl"
     syncer = processes.syncer(
         *("--learners", "2", "--quorum", "2", "--total-steps", "5", *ONE_BY_ONE, "--event-tape", str(tape)),
-        *("--quorum-timeout-s", "5", "--final-ack-timeout-s", "60"),
+        *("--quorum-timeout-s", "2", "--final-ack-timeout-s", "900"),
     )
     victim = started(processes, syncer, 1, "--hold-at", "3")
     syncer.stderr.wait_for("learner connected learner=1", WAIT)
@@ -170,25 +170,29 @@ def test_a_syncer_that_is_killed_in_a_round_plays_it_again_and_merges_nothing_tw
         return one, two
 
     cut, whole = tmp_path / "cut", tmp_path / "whole"
-    syncer = processes.syncer(*flags(cut))
-    one, two = pair(syncer, 1)
-    one.twice, two.held = 4, (4,)
-    one.initialize(initial(layout))
-    drive([one, two], lambda: two.waiting is not None and len(one.answered) == 5, "step 4", WAIT)
     tape = cut / "tape.jsonl"
-    wait_until(lambda: bool(of(told(tape), "rejected")), "the second answer of learner 0 on the tape", WAIT)
-    [repeated] = of(told(tape), "rejected")
-    assert (repeated["reason"], repeated["id"], repeated["step"]) == ("Duplicate", 0, 4)
-    syncer.kill()
-    for learner in (one, two):
-        learner.close()
-    before = told(tape)
-    assert read_snapshot(cut / "state.ckpt").global_step == 3 and max(commits(before)) == 3
+    with reserved_port() as port:
+        command = ("--port", str(port), *flags(cut))
+        syncer = processes.syncer_command(*command).listening(WAIT)
+        one, two = pair(syncer, 1)
+        one.twice, two.held = 4, (4,)
+        one.initialize(initial(layout))
+        drive([one, two], lambda: two.waiting is not None and len(one.answered) == 5, "step 4", WAIT)
+        wait_until(
+            lambda: bool(of(told(tape), "rejected")), "the second answer of learner 0 on the tape", WAIT
+        )
+        [repeated] = of(told(tape), "rejected")
+        assert (repeated["reason"], repeated["id"], repeated["step"]) == ("Duplicate", 0, 4)
+        syncer.kill()
+        for learner in (one, two):
+            learner.close()
+        before = told(tape)
+        assert read_snapshot(cut / "state.ckpt").global_step == 3 and max(commits(before)) == 3
 
-    again = processes.syncer_command("--port", str(syncer.port), *flags(cut), "--resume").listening(WAIT)
-    pair_again = pair(again, 2)
-    train(pair_again, WAIT)
-    again.finished()
+        again = processes.syncer_command(*command, "--resume").listening(WAIT)
+        pair_again = pair(again, 2)
+        train(pair_again, WAIT)
+        again.finished()
     records = told(tape)
     assert records[: len(before)] == before
     starts = of(records, "run_started")
@@ -302,7 +306,7 @@ def test_a_learner_that_reconnects_before_its_ack_gets_the_whole_cut_again(
     path, tape = tmp_path / "state.ckpt", tmp_path / "tape.jsonl"
     syncer = processes.syncer(
         *("--learners", "2", "--quorum", "2", "--total-steps", "5", *ONE_BY_ONE, "--event-tape", str(tape)),
-        *("--checkpoint-path", str(path), "--mark-final-checkpoint", "--final-ack-timeout-s", "90"),
+        *("--checkpoint-path", str(path), "--mark-final-checkpoint", "--final-ack-timeout-s", "900"),
     )
     layout = small_layout()
     first = Trainer(syncer.port, hello(layout, 0), target=1.0)

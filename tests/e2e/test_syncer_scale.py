@@ -172,6 +172,7 @@ def test_equal_readers_get_equal_shares(processes: Processes) -> None:
     readers = [Trainer(syncer.port, hello(layout, number, streams=1), target=1.0) for number in range(1, 5)]
     for reader in readers:
         reader.answer = lambda pull: None  # type: ignore[method-assign]  # it only reads
+    syncer.stderr.wait_for("learner connected", count=5)
     learner.initialize(initial(layout))
 
     def count(reader: Trainer) -> int:
@@ -206,7 +207,7 @@ def test_the_peak_memory_of_a_run_is_what_the_documentation_says(
     syncer.stderr.wait_for("learner connected", count=learners)
     before = peak(syncer)
     crowd[0].initialize([np.zeros(numel, np.float32) for _ in range(fragments)])
-    train(crowd, timeout=100.0)
+    train(crowd, timeout=300.0)
     used = peak(syncer) - before
     for learner in crowd:
         learner.close()
@@ -235,9 +236,9 @@ def test_two_hundred_and_fifty_six_learners_and_as_many_threads_as_for_two(proce
         syncer.stderr.wait_for("learner connected", count=2)
         threads = process.num_threads()
         crowd += [Trainer(syncer.port, hello(layout, number, streams=1), 1.0) for number in range(2, 256)]
-        syncer.stderr.wait_for("learner connected", count=256, timeout=60.0)
+        syncer.stderr.wait_for("learner connected", count=256, timeout=300.0)
         crowd[0].initialize([np.zeros(65_536, np.float32) for _ in range(4)])
-        train(crowd, timeout=100.0)
+        train(crowd, timeout=300.0)
         assert process.num_threads() <= threads
         assert all(len(learner.answered) == 8 for learner in crowd)
         assert all(np.array_equal(learner.final[0][1], crowd[0].final[0][1]) for learner in crowd)

@@ -51,23 +51,29 @@ def test_before_training_a_signal_ends_the_process_at_once(processes: Processes,
     syncer.finished(0)
 
 
-def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    (mask,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
-    return bool(int(mask, 16) >> (number - 1) & 1)
+LOADING = """
+import os, runpy, sys
+
+class Interrupting:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "numpy":
+            os.kill(os.getpid(), number)
+
+number = int(sys.argv.pop(1))
+sys.meta_path.insert(0, Interrupting)
+runpy.run_module("yeto_syncer", run_name="__main__", alter_sys=True)
+"""
+"""The command, which gets the signal in the middle of its imports."""
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_while_it_starts_is_no_traceback(processes: Processes, number: int, tmp_path: Path) -> None:
     port_file = tmp_path / "port"
     flags = (*ENDLESS, "--port", "0", "--port-file", str(port_file))
-    loading = processes.syncer_command(*flags)
-    wait_until(
-        lambda: catches(loading.pid, signal.SIGTERM), "its first handler, before most modules are loaded"
-    )
-    loading.signal(number)
-    assert loading.finished(0) == ""
+    loading = processes.run(sys.executable, "-c", LOADING, str(int(number)), *flags)
+    assert loading.wait() == 0
+    assert (loading.stdout.text, loading.stderr.text) == ("", "")
     listening = processes.syncer_command(*flags)
     listening.stderr.wait_for("listening")
     listening.signal(number)
@@ -188,7 +194,8 @@ def test_a_second_signal_ends_it_without_a_checkpoint(
 
 
 def in_finalization(processes: Processes, path: Path, timeout: str) -> tuple[Syncer, Trainer, FinalManifest]:
-    """A run whose learner holds the final cut and keeps its ACK back, and which was sent a SIGTERM."""
+    """A run whose learner holds the final cut and keeps its ACK back, and which gets a SIGTERM as soon as the
+    manifest is out."""
     flags = (
         "--learners",
         "1",
@@ -198,19 +205,18 @@ def in_finalization(processes: Processes, path: Path, timeout: str) -> tuple[Syn
         str(path),
         "--mark-final-checkpoint",
     )
-    syncer = processes.syncer(*flags, "--final-ack-timeout-s", timeout)
+    environ = {"YETO_CRASH_AT": "after FinalManifest:1:SIGTERM"}
+    syncer = processes.syncer(*flags, "--final-ack-timeout-s", timeout, environ=environ)
     learner = Trainer(syncer.port, hello(small_layout(), 0), target=1.0)
     learner.initialize(initial(small_layout()))
-    manifest = learner_waits_for_manifest(learner)
-    syncer.signal(signal.SIGTERM)
-    syncer.stderr.wait_for("stopping")
-    return syncer, learner, manifest
+    return syncer, learner, learner_waits_for_manifest(learner)
 
 
 @pytest.mark.rule("syncer.signal.first")
 def test_in_finalization_a_signal_does_not_cut_off_the_acks(processes: Processes, tmp_path: Path) -> None:
     path = tmp_path / "state.ckpt"
-    syncer, learner, manifest = in_finalization(processes, path, "30")
+    syncer, learner, manifest = in_finalization(processes, path, "900")
+    syncer.stderr.wait_for("stopping")
     learner.manifest = manifest
     train([learner])
     learner.close()
@@ -225,7 +231,8 @@ def test_in_finalization_the_timeout_tells_after_a_signal_too(processes: Process
     drive([learner], lambda: learner.ended, "the end")
     assert not learner.shut_down
     learner.close()
-    assert "learner 0" in syncer.finished(1).rsplit("error: ")[-1]
+    said = syncer.finished(1)
+    assert "stopping" in said and "learner 0" in said.rsplit("error: ")[-1]
     assert path.exists() and not path.with_name("state.ckpt.final").exists()
 
 

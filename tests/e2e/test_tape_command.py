@@ -29,6 +29,7 @@ def test_a_tape_of_a_run_with_a_loss_is_told_and_judged(processes: Processes, tm
     # The other one keeps step 2 open until the lost one is back, so that step 3 captures both.
     drive([lost], lambda: len(lost.answered) >= 2, "the last answer of the learner that is lost")
     lost.close()
+    syncer.stderr.wait_for("learner left.*learner=0 generation=1")
     back = Trainer(syncer.port, hello(layout, 0, generation=2), target=1.0)
     drive([back], lambda: len(back.anchors) == len(layout.fragments), "its catch-up")
     train([back, other])
@@ -37,7 +38,8 @@ def test_a_tape_of_a_run_with_a_loss_is_told_and_judged(processes: Processes, tm
     syncer.finished()
     records = list(read(tape))
     assert [fault for record in records for fault in faults(record)] == []
-    assert all(began - 1 <= record["time"] <= time.time() + 1 for record in records)
+    # Seconds since 1970, whatever somebody does to the clock meanwhile.
+    assert all(began - 3600 <= record["time"] <= time.time() + 3600 for record in records)
     kinds = [kind_of(record) for record in records]
     assert kinds[0] == "run_started" and kinds[-1] == "run_ended"
     [recovery] = [record for record in records if kind_of(record) == "recovery"]

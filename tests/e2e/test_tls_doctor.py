@@ -9,6 +9,7 @@ import pytest
 
 from tests.e2e.authority import Authority
 from tests.e2e.processes import Processes, Running
+from tests.e2e.test_doctor import ADMITTED_S, DOCTOR, REFUSED_S
 from yeto_proto.layout import build_layout
 
 
@@ -24,8 +25,8 @@ def layout(tmp_path: Path) -> Path:
     return path
 
 
-def doctor(processes: Processes, port: int, *flags: str | Path) -> Running:
-    command = (sys.executable, "-m", "yeto_learner", "doctor", f"127.0.0.1:{port}")
+def doctor(processes: Processes, port: int, *flags: str | Path, silence: str = REFUSED_S) -> Running:
+    command = (sys.executable, "-c", DOCTOR, silence, f"127.0.0.1:{port}")
     return processes.run(*command, *map(str, flags))
 
 
@@ -40,14 +41,15 @@ def test_what_can_be_wrong_with_tls(
     syncer = processes.syncer("--learners", "2", "--total-steps", "1", *authority.flags(mutual=True))
     mine, theirs = authority.issue(("yeto:learner:0",)), Authority(tmp_path / "other")
     me = ("--layout", layout, "--learner-id", "0")
-    good = lines(doctor(processes, syncer.port, "--tls-ca", authority.ca, "--tls-cert", mine, *me), 0)
+    shown = ("--tls-ca", authority.ca, "--tls-cert", mine)
+    good = lines(doctor(processes, syncer.port, *shown, *me, silence=ADMITTED_S), 0)
     assert "TLSv1.3, certificate valid until" in good["TLS"] and "learner 0 is admitted" in good["session"]
     none = lines(doctor(processes, syncer.port, "--tls-ca", authority.ca), 1)
     assert "certificate required" in none["TLS"] or "FAIL" in none["TLS"]
     wrong = lines(doctor(processes, syncer.port, "--tls-ca", theirs.ca), 1)
     assert "the syncer's certificate is not accepted" in wrong["TLS"]
     as_other = ("--layout", layout, "--learner-id", "1")
-    named = lines(doctor(processes, syncer.port, "--tls-ca", authority.ca, "--tls-cert", mine, *as_other), 1)
+    named = lines(doctor(processes, syncer.port, *shown, *as_other), 1)
     assert "ok" in named["MAC"] and "certificate does not name learner 1" in named["learner"]
     plain = lines(doctor(processes, syncer.port), 1)
     assert "may speak TLS (give --tls-ca FILE)" in plain["protocol"]

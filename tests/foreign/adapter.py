@@ -33,7 +33,7 @@ class Adapter:
     def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
-        code = self._process.wait(60)
+        code = self._process.wait(600)
         self._process.stdout.close()
         assert code == 0 or kind is not None
 

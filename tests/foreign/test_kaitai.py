@@ -53,7 +53,7 @@ def compiled(name: str, language: str) -> dict[str, str]:
         input=json.dumps(text),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     sources: dict[str, str] = json.loads(done.stdout)

@@ -64,7 +64,7 @@ def frame(kind: int, payload: bytes, length: int | None = None) -> bytes:
 def tshark(capture: Path, *flags: str) -> str:
     """What tshark prints. It fails the test when the dissector has an error of its own."""
     command = ["tshark", "-n", "-r", str(capture), "-X", f"lua_script:{DISSECTOR}", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     for text in (done.stdout, done.stderr):
         assert "Lua Error" not in text and "syntax error" not in text, text

@@ -66,7 +66,7 @@ def batch(data, chance):
             assert codec.decode(frame_type, payload_of(other), session, role) == other
 
 
-@pytest.mark.timeout(SECONDS + 120)
+@pytest.mark.timeout(SECONDS + 900)
 def test_a_run_of_fixed_length_finds_nothing():
     end = time.monotonic() + SECONDS
     batches = 0

@@ -8,7 +8,7 @@ from tests.simulation.audit import Handlers, Part
 from yeto_proto._generated.messages import PullReq, PushFragment
 from yeto_syncer.core.effects import AppendTape, Count, Save, Send
 from yeto_syncer.core.events import Event, Received, Saved
-from yeto_syncer.tape_cli import tell
+from yeto_syncer.tape_words import tell
 
 
 class Teller(Part):

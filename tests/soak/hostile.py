@@ -20,7 +20,7 @@ from yeto_proto.codec import encode
 from yeto_proto.errors_base import YetoError
 from yeto_proto.layout import Layout
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 BOMB = 2**63
 
 
@@ -59,7 +59,7 @@ class Hostile:
     def __exit__(self, *_: object) -> None:
         self._leave.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(2 * PATIENCE_S)
             assert not thread.is_alive(), "a hostile thread hangs"
 
     def _repeat(self, kind: Callable[[random.Random], None], chance: random.Random) -> None:

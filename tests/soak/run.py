@@ -28,6 +28,9 @@ RSS_GROWTH = 16 << 20
 
 KINDS = ("garbage", "header bombs", "half a HELLO", "slowloris", "tiny chunks")
 
+PATIENCE_S = 300.0
+"""How long any single wait may take."""
+
 STRANGERS = 64
 """Descriptors that hostile peers may hold at a time, above the learners' own."""
 
@@ -106,7 +109,7 @@ class Run:
 
     def _train_until(self, goal: int) -> None:
         both = [self.first, self.second]
-        drive(both, lambda: self.step >= goal or self.first.shut_down, f"step {goal}", timeout=120)
+        drive(both, lambda: self.step >= goal or self.first.shut_down, f"step {goal}", timeout=PATIENCE_S)
 
     def _reconnect(self) -> None:
         self.second.close()
@@ -118,7 +121,7 @@ class Run:
     def end(self) -> None:
         """Let the run come to its end."""
         both = [self.first, self.second]
-        drive(both, lambda: all(each.shut_down for each in both), "SHUTDOWN", timeout=120)
+        drive(both, lambda: all(each.shut_down for each in both), "SHUTDOWN", timeout=PATIENCE_S)
         for each in both:
             each.close()
 
@@ -140,11 +143,15 @@ def soak(rounds: int, every: int, seed: int) -> list[str]:
         baseline = max(quiet.fds)
         with Hostile(syncer.port, layout, 2, seed) as hostile:
             run.go(loud, rounds * 9 // 10)
+            # A fast machine trains faster than a slow peer is done with.
+            wait_until(lambda: all(hostile.done[kind] for kind in KINDS) or bool(hostile.errors), "all kinds")
         wrong += [f"a hostile peer failed by itself: {error!r}" for error in hostile.errors]
-        wait_until(lambda: run.process.num_fds() <= baseline, "descriptors of hostile peers are free", 60)
+        wait_until(
+            lambda: run.process.num_fds() <= baseline, "descriptors of hostile peers are free", PATIENCE_S
+        )
         run.go(after, rounds - 1)
         run.end()
-        syncer.finished(timeout=120)
+        syncer.finished(timeout=PATIENCE_S)
         for stretch in (warm, quiet, loud, after):
             print(stretch.line(), flush=True)
         print("hostile:  " + ", ".join(f"{count} {kind}" for kind, count in sorted(hostile.done.items())))

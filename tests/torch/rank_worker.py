@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from yeto_learner.torch import TorchLearner
 
-WAIT = 60.0
+WAIT = 600.0
 
 
 def build(kind: str) -> nn.Module:

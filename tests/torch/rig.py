@@ -9,8 +9,8 @@ from tests.e2e.processes import Processes, Running
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "site" / "docs" / "examples"
-WAIT = 60.0
-SLOW = 180.0  # seconds for whole processes that import torch on a busy machine
+WAIT = 180.0
+SLOW = 600.0  # seconds for whole processes that import torch on a busy machine
 
 # One thread each, loopback only, no look at a hub.
 ENVIRON = {

@@ -18,7 +18,7 @@ from tests.e2e.scripted_syncer import WAIT, Peer, ScriptedSyncer
 from yeto_learner.hf import RECORD_NAME, LearnerCallback
 from yeto_proto._generated import messages as wire
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 STEPS, SAVE = 5, 3
 

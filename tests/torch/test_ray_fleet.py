@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.processes import Processes, Running, wait_until
 from tests.torch.rig import ENVIRON, EXAMPLES, HERE, SLOW, succeeded
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # without clusters of several machines Ray stays on it
 

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.processes import Processes, wait_until
 from tests.torch.rig import EXAMPLES, SLOW, script, succeeded, torchrun
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 FLAGS = ("--quorum", "2", "--grace-ms", "20000")
 

@@ -16,7 +16,7 @@ from tests.torch.rig import WAIT
 from yeto_learner.torch import TorchLearner
 from yeto_proto.files import read_snapshot
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 
 def lora_model() -> nn.Module:

@@ -18,7 +18,7 @@ from yeto_proto._generated import messages as wire
 
 WORKER = str(HERE / "rank_worker.py")
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -13,9 +14,10 @@ import pytest
 
 from tests.e2e.processes import wait_until
 from yeto_syncer.core.jobs import F32
+from yeto_syncer.shell import svd_child, svd_pool
 from yeto_syncer.shell.svd_pool import SvdPool, SvdPoolError, Timeouts
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 SOON = 0.3
 """A deadline that passes while a test waits for it."""
 
@@ -25,8 +27,9 @@ NAME = r"SVD worker 0 \(cpu\)"
 class Pools:
     """Starts pools for one test, and closes them at its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.started: list[SvdPool] = []
+        self._patch = patch
 
     def start(
         self,
@@ -37,28 +40,45 @@ class Pools:
         startup: float = WAIT_S,
         request: float = WAIT_S,
         drain: float = WAIT_S,
+        ending: float = WAIT_S,
     ) -> SvdPool:
+        """`ending` is the time in which a worker that ends must be gone: it may be long on a busy machine."""
+        self._patch.setattr(svd_child, "ENDING_S", ending)
+        self._patch.setattr(svd_pool, "ENDING_S", WAIT_S)
         pool = SvdPool.start(python, devices, capacity, Timeouts(startup, request, drain), os.environ)
         self.started.append(pool)
         return pool
 
 
-def fds() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # pathlib would keep one open while it counts
+def fds() -> set[tuple[str, str]]:
+    """The descriptors of this process, and what they are."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208  # pathlib would keep one open while it looks
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return found
+
+
+def children() -> set[psutil.Process]:
+    """What this process has started."""
+    return set(psutil.Process().children(recursive=True))
 
 
 @pytest.fixture
-def pools() -> Iterator[Pools]:
-    """Pools of which no child, thread or descriptor is left after the test."""
-    before, threads = fds(), threading.active_count()
-    made = Pools()
+def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pools]:
+    """Pools of which no child, thread or descriptor is left after the test.
+
+    Only what is new counts: what tests before have left may end meanwhile.
+    """
+    descriptors, threads, processes = fds(), set(threading.enumerate()), children()
+    made = Pools(monkeypatch)
     yield made
     for pool in made.started:
         assert pool.close()
         assert not any(psutil.pid_exists(pid) for pid in pool.pids)
-    wait_until(lambda: threading.active_count() == threads, "the end of all threads")
-    assert fds() == before
-    assert not psutil.Process().children(recursive=True)
+    wait_until(lambda: set(threading.enumerate()) <= threads, "the end of all threads")
+    assert fds() <= descriptors
+    assert children() <= processes
 
 
 class Call(threading.Thread):

@@ -14,7 +14,7 @@ from yeto_proto._generated.errors import BadArgument
 from yeto_proto.files import FragmentState, Snapshot, write_to
 
 NUMELS = (1000, 2000, 500, 1500)
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 class Gate(io.BytesIO):

@@ -80,6 +80,10 @@ def edited(tmp_path_factory):
         heartbeat.read_text()
         + "  - {name: battery, type: u8, must: battery <= 100, else: BadCounter, doc: Percent.}\n"
     )
+    cases = out / "spec" / "cases" / "codec" / "06_heartbeat.yaml"
+    cases.write_text(
+        cases.read_text().replace("'04030201 1817161514131211'", "'04030201 1817161514131211 64'")
+    )
     limits = out / "spec" / "limits.yaml"
     limits.write_text(
         limits.read_text().replace("value: 256\n    unit: streams", "value: 8\n    unit: streams")
@@ -99,7 +103,7 @@ def probe(edited):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

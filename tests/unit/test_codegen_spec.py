@@ -215,9 +215,9 @@ FAULTS = [
     ("numerics.yaml", "name: Q4_BLOCK\n", "name: MAGIC\n", "name: MAGIC", "this constant exists already"),
     (
         "errors.yaml",
-        "{name: BadDtype,",
-        "{name: BadMagic,",
-        "Generation 0",
+        "name: BadDtype\n",
+        "name: BadMagic\n",
+        "says: unsupported dtype",
         "this error class exists already|names|exists",
     ),
     (
@@ -327,7 +327,7 @@ def test_a_frame_number_may_not_be_skipped(spec, capsys):
 def test_no_traceback_reaches_the_terminal(spec):
     (spec / "frames" / "06_heartbeat.yaml").write_text("frame: [HEARTBEAT\n")
     command = [sys.executable, "-m", "codegen", "--spec", str(spec)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1
     assert done.stderr.startswith("error: spec/frames/06_heartbeat.yaml:2: is not YAML")
     assert done.stderr.count("\n") == 1

@@ -61,7 +61,7 @@ def test_it_ends_at_the_place_and_time_that_were_named(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == code, done.stderr
     assert done.stdout.splitlines() == [f"saved {step}" for step in range(1, saved + 1)]

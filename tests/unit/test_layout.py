@@ -213,11 +213,11 @@ def large_model() -> dict[str, tuple[int, int]]:
 
 def test_a_large_model_takes_no_minutes() -> None:
     model = large_model()
-    started = time.perf_counter()
+    started = time.thread_time()
     layout = build_layout(model, 32)
     layout.fingerprint()
-    # The target is a second; the quadratic way took 107.  A slow machine must not fail this.
-    assert time.perf_counter() - started < 20
+    # The target is a second; the quadratic way took 107. Only this thread's own time counts.
+    assert time.thread_time() - started < 20
     totals = [fragment.numel for fragment in layout.fragments]
     assert len(totals) == 32
     assert max(totals) - min(totals) <= 6000 * 6000

@@ -165,7 +165,8 @@ def test_threads_receive_into_the_same_message(streams_open: int) -> None:
     for left, _ in pairs:
         left.close()
     for thread, (_, right) in zip(threads, pairs, strict=True):
-        thread.join(30)
+        thread.join(120)
+        assert not thread.is_alive()
         right.close()
     assert got == [message]
     assert isinstance(got[0], PushFragment)

@@ -8,7 +8,7 @@ import struct
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
+from time import thread_time
 
 import numpy as np
 import pytest
@@ -339,10 +339,10 @@ def test_the_largest_hello_is_parsed_in_well_under_a_second(
     else:
         data = struct.pack("<BI" + "Q" * (len(fields) - 2), *fields) * count
     assert len(data) > HELLO_MAX - 100
-    started = perf_counter()
+    started = thread_time()
     parsed, used = WireLayout.parse(data, count)
-    # Around 0.5 s when nothing else runs; the bound only tells numpy from an interpreted parser.
-    assert perf_counter() - started < 10
+    # Around 0.5 s of this thread's own time; the bound only tells numpy from an interpreted parser.
+    assert thread_time() - started < 10
     assert (used, parsed.num_fragments) == (len(data), count)
     assert int(parsed.fragment_numels.sum()) == (3 * numels if fields is None else count * fields[2])
 

@@ -21,7 +21,7 @@ from yeto_syncer.svd_worker import Flatten, numpy_backend, serve
 F32 = NDArray[np.float32]
 MERGE = json.loads((Path(__file__).parents[1] / "vectors" / "merge.json").read_text())["vectors"]
 COMMAND = [sys.executable, "-m", "yeto_syncer.svd_worker"]
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 def request(matrix: F32, number: int = 1, **changes: Any) -> bytes:

@@ -369,7 +369,7 @@ sys.argv = ["yeto-syncer", "--learners", "1", "--total-steps", "1", "--port", "0
 sys.exit(main())
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

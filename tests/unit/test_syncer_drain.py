@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.svd_children import numpy_python, script
 from tests.unit.svd_pools import Pools, failure, pools
-from tests.unit.test_syncer_shell import Loop
+from tests.unit.test_syncer_shell import WAIT_S, Loop
 from yeto_proto.pool import BufferPool
 from yeto_syncer.core.effects import Drain
 from yeto_syncer.core.events import DrainFailed, Event
@@ -64,7 +64,7 @@ def perform(pool: SvdPool | None) -> tuple[bool, list[tuple[Event | None, bool]]
     if held:
         assert line.resumed == []
         loop.turn()
-    assert performer.close(10.0)
+    assert performer.close(WAIT_S)
     return held, line.resumed
 
 

@@ -39,7 +39,7 @@ from yeto_syncer.shell.payloads import INLINE_VALUES, Payloads
 from yeto_syncer.shell.tape import Tape
 from yeto_syncer.shell.workers import Workers, settled
 
-WAIT_S = 10.0
+WAIT_S = 120.0
 
 
 class Loop:

@@ -23,7 +23,7 @@ from yeto_syncer.shell.tls import (
     server_context,
 )
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from yeto_learner.demo import tether
-from yeto_learner.demo.signals import SignalGuard
+from yeto_proto.console.signals import SignalGuard
 
 STOP_S = 3.0
 """How long a process may take to end after SIGTERM."""

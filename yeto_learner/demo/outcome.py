@@ -9,9 +9,9 @@ from yeto_learner.demo.folder import DemoError, Folder
 from yeto_learner.demo.report import figures, render
 from yeto_learner.demo.run import Demo, Result
 from yeto_learner.demo.settings import Settings
-from yeto_learner.demo.signals import SignalGuard
 from yeto_learner.demo.story import Story, Trainee
 from yeto_learner.demo.view import make_view
+from yeto_proto.console.signals import SignalGuard
 
 
 def run_demo(settings: Settings, folder: Folder, port: int, guard: SignalGuard, *, as_json: bool) -> int:

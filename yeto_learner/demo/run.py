@@ -19,10 +19,10 @@ from yeto_learner.demo.folder import DemoError, Folder
 from yeto_learner.demo.model import Parameters
 from yeto_learner.demo.promises import Evidence, Promise, check, named
 from yeto_learner.demo.settings import Settings, Task
-from yeto_learner.demo.signals import SignalGuard
 from yeto_learner.demo.story import Round, Story, TapeFollower, Trainee
 from yeto_learner.demo.text import Corpus, load_corpus
 from yeto_learner.demo.view import View
+from yeto_proto.console.signals import SignalGuard
 from yeto_proto.errors_base import YetoError
 from yeto_proto.files import read_snapshot
 from yeto_proto.layout import Layout, build_layout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,17 @@ class ClientPlayer(Player):
     played = "syncer"
     role = Role.SYNCER
 
-    def __init__(self, trace: Trace, result: Result, work: Path, timeout: float, sut: Sut) -> None:
-        super().__init__(trace, result, work, timeout)
+    def __init__(
+        self,
+        trace: Trace,
+        result: Result,
+        work: Path,
+        timeout: float,
+        sut: Sut,
+        *,
+        longest: float = math.inf,
+    ) -> None:
+        super().__init__(trace, result, work, timeout, longest=longest)
         self.case = dict(trace.head["case"])
         self.model = Model(self.case)
         self.steps_seen = 0
@@ -59,14 +69,18 @@ class ClientPlayer(Player):
             return any(link.first is not None and fits(link.first) for link in self.wire.fresh)
 
         what = f"a connection with {'HELLO' if stream == 0 else f'DATA_HELLO of stream {stream - 1}'}"
-        self.wire.until(lambda: there() or self.gone(), self.timeout, what)
+        began = self.begin()
+        if not self.wire.holds(lambda: there() or self.gone(), self.limit(step)):
+            raise FailError(f"expected {what}; {self.nothing(step)}")
         if not there():
             assert self.process is not None
             raise FailError(
                 f"expected {what}, but the process ended with {self.process.code}:\n{self.process.output}"
             )
-        first = self.wire.claim(name, stream, fits, self.timeout)
-        group.control.appendleft(first)
+        self.in_time(step, what, began, self.wire.clock())
+        link = self.wire.claim(name, stream, fits)
+        assert link.first is not None
+        group.control.appendleft(self.wire.links.arrived(link.first, self.wire.clock(), link))
 
     def _seen(self, group: Group, message: Message) -> None:
         if isinstance(message, (PushFragment, Heartbeat)):
@@ -100,9 +114,10 @@ class ClientPlayer(Player):
 
     def steps(self, step: Step) -> None:
         """Wait until the learner has made this many steps."""
-        self.wire.until(
-            lambda: self.steps_seen >= step["least"], self.timeout, f"{step['least']} local steps"
-        )
+        began = self.begin()
+        if not self.wire.holds(lambda: self.steps_seen >= step["least"], self.limit(step)):
+            raise FailError(f"expected {step['least']} local steps; {self.nothing(step)}")
+        self.in_time(step, f"{step['least']} local steps", began, self.wire.clock())
 
     def close(self) -> None:
         super().close()

@@ -25,15 +25,15 @@ from yeto_proto.errors_base import YetoError
 from yeto_proto.reader import FrameReader
 from yeto_proto.session import Session
 
+from .links import LISTEN_S, Arrival, Links
 from .verdict import BrokenError, FailError
 
-__all__ = ["CUTS", "Group", "Link", "Wire"]
+__all__ = ["Group", "Link", "Wire"]
 
-#: How the bytes of a trace are written: as recorded, all that may be together in one write, split at each
-#: edge of a field, and (up to BYTE_CUT) one byte a write.
-CUTS: Final = ("recorded", "coalesced", "fields", "bytes")
-BYTE_CUT: Final = 4096
+BYTE_CUT: Final = 4096  # bytes that the cut "bytes" writes one by one; the rest follows whole
 DRAIN_S: Final = 2.0  # how long a peer may take to end after the runner has
+POLL_S: Final = 0.25  # the longest wait for bytes in one go
+STALL_S: Final = 1.0  # a wait that takes longer than this was the runner's, not the peer's
 _BULK: Final = (InitParams, PushFragment, BcastFragment, FinalFragment)
 
 
@@ -49,7 +49,9 @@ class Link:
         self.first: Message | None = None
         self.ended: str | None = None  # how the peer ended it
         self.closed = False  # by the runner
+        self.ended_at = 0.0  # when the runner saw that
         self.held: list[bytes] = []  # coalesced bytes that were not written yet
+        self.labels: list[str] = []  # of the steps that they belong to
 
 
 class Group:
@@ -60,19 +62,21 @@ class Group:
         self.session = session
         self.reassembler = Reassembler(role, session)
         self.links: dict[int, Link] = {}
-        self.control: deque[Message] = deque()
-        self.bulk: dict[tuple[str, int], deque[Message]] = defaultdict(deque)
+        self.control: deque[Arrival] = deque()
+        self.bulk: dict[tuple[str, int], deque[Arrival]] = defaultdict(deque)
         self.error: Error | None = None
+        self.error_at = 0.0  # when it came
         self.hello: Hello | None = None
 
-    def add(self, message: Message) -> None:
+    def add(self, arrival: Arrival) -> None:
         """Sort a message to where steps look for it."""
+        message = arrival.message
         if isinstance(message, _BULK):
-            self.bulk[message.frame_type.name, message.fragment_id].append(message)
+            self.bulk[message.frame_type.name, message.fragment_id].append(arrival)
         elif isinstance(message, Error) and self.error is None:
-            self.error = message
+            self.error, self.error_at = message, arrival.when
         else:
-            self.control.append(message)
+            self.control.append(arrival)
 
     @property
     def ended(self) -> bool:
@@ -89,6 +93,9 @@ class Wire:
         self.fresh: list[Link] = []  # accepted, and not claimed by a step yet
         self.listener: socket.socket | None = None
         self.on_message: Callable[[Group, Message], None] = lambda group, message: None
+        self.links = Links()
+        self._began: float | None = None  # when the first socket opened
+        self._lost = 0.0  # seconds that the runner was held up
         self._selector = selectors.DefaultSelector()
         self._owners: dict[Link, Group] = {}
 
@@ -115,15 +122,10 @@ class Wire:
         self._selector.register(self.listener, selectors.EVENT_READ, None)
         return int(self.listener.getsockname()[1])
 
-    def claim(self, name: str, number: int, fits: Callable[[Message], bool], timeout: float) -> Message:
+    def claim(self, name: str, number: int, fits: Callable[[Message], bool]) -> Link:
         """Take an accepted socket whose first frame fits as a socket of a group."""
-
-        def found() -> Link | None:
-            return next((link for link in self.fresh if link.first is not None and fits(link.first)), None)
-
-        self.until(lambda: found() is not None, timeout, f"a connection for {name}.{number}")
-        link = found()
-        assert link is not None and link.first is not None
+        link = next(link for link in self.fresh if link.first is not None and fits(link.first))
+        assert link.first is not None
         self.fresh.remove(link)
         group = self.group(name)
         if isinstance(link.first, Hello):
@@ -132,9 +134,10 @@ class Wire:
             group.reassembler = Reassembler(self.role, group.session)
         self._own(link, group, number)
         self._take(link, link.reader.open(group.session, group.reassembler))
-        return link.first
+        return link
 
     def _own(self, link: Link, group: Group, number: int) -> None:
+        self._began = self._began or self.clock()
         group.links[number] = link
         self._owners[link] = group
         self._selector.register(link.sock, selectors.EVENT_READ, link)
@@ -148,12 +151,22 @@ class Wire:
             raise BrokenError(f"the trace uses {on} before it is open")
         return group.links[int(number or 0)]
 
-    def send(self, on: str, parts: Sequence[bytes]) -> None:
+    def listen_first(self) -> None:
+        """Take what is there before something is sent that other steps name as `after`."""
+        self.flush()
+        least, most = LISTEN_S
+        so_far = 0.0 if self._began is None else self.clock() - self._began
+        self.holds(lambda: False, min(max(so_far, least), most))
+
+    def send(self, on: str, parts: Sequence[bytes], label: str | None = None) -> None:
         """Write the bytes of a step. A peer that has closed already shows at a later step."""
         link = self.link(on)
+        labels = [] if label is None else [label]
         if self.cut == "coalesced":
             link.held += parts
+            link.labels += labels
             return
+        self._mark(labels)
         if self.cut == "fields":
             pieces: Iterable[bytes] = parts
         elif self.cut == "bytes" and sum(map(len, parts)) <= BYTE_CUT:
@@ -162,6 +175,10 @@ class Wire:
         else:
             pieces = (b"".join(parts),)
         self._write(link, pieces)
+
+    def _mark(self, labels: Iterable[str]) -> None:
+        for label in labels:
+            self.links.sent(label)
 
     def _write(self, link: Link, pieces: Iterable[bytes]) -> None:
         try:
@@ -177,6 +194,8 @@ class Wire:
         for link in [*self._owners]:
             if link.held and not link.closed:
                 held, link.held = link.held, []
+                labels, link.labels = link.labels, []
+                self._mark(labels)
                 self._write(link, [b"".join(held)])
 
     def close(self, on: str, *, reset: bool = False) -> None:
@@ -224,24 +243,27 @@ class Wire:
 
     # -- receiving
 
-    def until(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
-        """Read until the condition holds. Raises FailError after the wait."""
-        if not self.holds(condition, timeout):
-            raise FailError(f"expected {what} within {timeout:g} s, nothing came")
+    def clock(self) -> float:
+        """Seconds that do not pass while the runner itself is held up on a busy machine."""
+        return time.monotonic() - self._lost
 
     def holds(self, condition: Callable[[], bool], timeout: float) -> bool:
         """Read until the condition holds, or the time is over."""
         self.flush()
-        deadline = time.monotonic() + timeout
+        deadline = self.clock() + timeout
         while not condition():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            for key, _ in self._selector.select(min(left, 0.25)):
+            left = deadline - self.clock()
+            started = time.monotonic()
+            for key, _ in self._selector.select(max(0.0, min(left, POLL_S))):
                 if key.data is None:
                     self._accept()
                 else:
                     self._read(key.data)
+            took = time.monotonic() - started
+            if took > STALL_S:
+                self._lost += took - POLL_S
+            elif left <= 0:
+                return condition()
         return True
 
     def _accept(self) -> None:
@@ -277,11 +299,11 @@ class Wire:
                 self.note(f"< a new connection: {message.frame_type.name}")
                 continue
             self.note(f"< {group.name}: {brief(message)}")
-            group.add(message)
+            group.add(self.links.arrived(message, self.clock(), link))
             self.on_message(group, message)
 
     def _over(self, link: Link, how: str) -> None:
-        link.ended = how
+        link.ended, link.ended_at = how, self.clock()
         self._selector.unregister(link.sock)
         group = self._owners.get(link)
         if group is not None:

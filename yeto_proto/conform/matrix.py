@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from .runner import ROLES
+from .names import ROLES
 from .verdict import Result, Verdict
 
 __all__ = ["counts", "last_line", "matrices", "merged", "problems"]

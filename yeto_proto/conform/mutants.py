@@ -87,7 +87,10 @@ def hunt(
     options: runner.Options,
     tell: Callable[[Found], None],
 ) -> list[Found]:
-    """Run the cases of each mutant's rule against it."""
+    """Run the cases of each mutant's rule against it. One that hangs shows that after the runner's own time:
+    what a case allows a slow implementation is not waited for.
+    """
+    options = runner.quick(options)
     found = []
     for mutant in mutants:
         own = [each for each in traces if each.role == mutant.role and mutant.rule in each.rules]

@@ -25,7 +25,7 @@ class Waiter(Protocol):
 
     result: Result
 
-    def holds_file(self, condition: Callable[[], bool]) -> bool: ...
+    def holds_file(self, step: Step, condition: Callable[[], bool]) -> bool: ...
 
 
 def judge_file(player: Waiter, path: Path, step: Step) -> None:
@@ -33,10 +33,10 @@ def judge_file(player: Waiter, path: Path, step: Step) -> None:
     kind = step["is"]
     player.result.expected = {key: step[key] for key in ("is", "fields") if key in step}
     if kind == "absent":
-        if not player.holds_file(lambda: not path.exists()):
+        if not player.holds_file(step, lambda: not path.exists()):
             raise FailError(f"{path.name} is there, and must not be")
         return
-    if not player.holds_file(path.exists):
+    if not player.holds_file(step, path.exists):
         raise FailError(f"{path.name} was not written")
     try:
         found = _read(kind, path.read_bytes())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .matrix import counts, last_line, merged
-from .runner import ROLES
+from .names import ROLES
 from .trace import CORPUS
 from .verdict import Result, Verdict
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,7 @@ from yeto_proto._generated.types import Role
 
 from . import fields
 from .groups import Group, Wire
+from .links import Arrival, watched
 from .match import differences
 from .outputs import judge_file
 from .processes import Process
@@ -29,8 +31,13 @@ class Player:
     played: str  # the side that the runner plays
     role: Role  # the same, as the receiver of what the side under test sends
 
-    def __init__(self, trace: Trace, result: Result, work: Path, timeout: float) -> None:
+    def __init__(
+        self, trace: Trace, result: Result, work: Path, timeout: float, *, longest: float = math.inf
+    ) -> None:
+        """timeout: seconds that a step may take. A longer `within` of the case wins, up to `longest`."""
         self.trace, self.result, self.work, self.timeout = trace, result, work, timeout
+        self.longest = longest
+        self.watched = watched(trace.steps)
         self.process: Process | None = None
         self.wire = Wire(self.role, fields.session(trace.head["session"]), result.cut, result.log.append)
         self.verbs: dict[str, Callable[[Step], None]] = {
@@ -65,12 +72,20 @@ class Player:
     def frame(self, step: Step) -> None:
         if step["from"] == self.played:
             self.result.log.append(f"> {step['on']}: {step['frame']} {plain(step['fields'])}")
-            self.wire.send(step["on"], self.parts(step["wire"]))
+            self.send(step)
             self.sent(step)
             return
         group = self.wire.group(step["on"].partition(".")[0])
-        message = self.next(group, step)
-        self.compare(group, step, message)
+        arrival = self.next(group, step)
+        self.compare(group, step, arrival.message)
+        self.ordered(group, step, arrival)
+
+    def send(self, step: Step) -> None:
+        """Send the bytes of a step."""
+        label = step.get("label")
+        if label in self.watched:
+            self.wire.listen_first()
+        self.wire.send(step["on"], self.parts(step["wire"]), label)
 
     def parts(self, wire: Any) -> list[bytes]:
         """The bytes of a step, at the edges of its fields."""
@@ -83,23 +98,51 @@ class Player:
     def sent(self, step: Step) -> None:
         """A frame was sent."""
 
-    def next(self, group: Group, step: Step) -> Message:
+    def next(self, group: Group, step: Step) -> Arrival:
         """The next frame of this kind in its order."""
         kind, wanted = step["frame"], step["fields"]
         what = f"{kind} from {group.name}"
         self.result.expected, self.result.actual = {"frame": kind, **plain(wanted)}, None
         queue = group.bulk[kind, int(wanted["fragment_id"])] if kind in _BULK else group.control
+        began = self.begin()
         while True:
-            self.wait(group, lambda: bool(queue), what)
-            message = queue.popleft()
+            self.wait(group, lambda: bool(queue), what, step, began)
+            arrival = queue.popleft()
+            message = arrival.message
             if kind == "HEARTBEAT" or not isinstance(message, Heartbeat):
                 break
         if message.frame_type.name != kind:
             self.result.actual = {"frame": message.frame_type.name, **plain(fields.shown(message))}
             raise FailError(f"expected {what}, got {message.frame_type.name}")
-        return message
+        self.in_time(step, what, began, arrival.when)
+        return arrival
 
-    def wait(self, group: Group, condition: Callable[[], bool], what: str) -> None:
+    def begin(self) -> float:
+        """Now, with nothing left to be sent: `within` counts from here."""
+        self.wire.flush()
+        return self.wire.clock()
+
+    def limit(self, step: Step) -> float:
+        """How long to wait for what a step expects: at least as long as the case allows."""
+        within = step.get("within")
+        return self.timeout if within is None else min(max(self.timeout, within), self.longest)
+
+    def in_time(self, step: Step, what: str, began: float, when: float) -> None:
+        """What a step expects has come at `when`."""
+        within = step.get("within")
+        if within is not None and when - began > within:
+            took = f"{when - began:.1f} s"
+            self.result.expected, self.result.actual = {"within": f"{within:g} s"}, {"within": took}
+            raise FailError(f"{what} came after {took}, and the case says within {within:g} s")
+
+    def nothing(self, step: Step) -> str:
+        """Why the wait is over."""
+        limit = self.limit(step)
+        if "within" not in step:
+            return f"nothing came in the {limit:g} s that the runner waits"
+        return f"nothing came in {limit:g} s, and the case says within {step['within']:g} s"
+
+    def wait(self, group: Group, condition: Callable[[], bool], what: str, step: Step, began: float) -> None:
         """Read until the condition holds; an ERROR, the end of the connection or of the process ends the
         wait.
         """
@@ -107,7 +150,8 @@ class Player:
         def over() -> bool:
             return condition() or group.error is not None or group.ended or self.gone()
 
-        self.wire.until(over, self.timeout, what)
+        if not self.wire.holds(over, began + self.limit(step) - self.wire.clock()):
+            raise FailError(f"expected {what}; {self.nothing(step)}")
         if condition():
             return
         if group.error is not None:
@@ -117,6 +161,17 @@ class Player:
             raise FailError(f"expected {what}, but the connection ended ({group.links[0].ended})")
         assert self.process is not None
         raise FailError(f"expected {what}, but the process ended with {self.process.code}")
+
+    def ordered(self, group: Group, step: Step, arrival: Arrival) -> None:
+        """The frame of a step is right; it must not have come before what the step names as `after`."""
+        links = self.wire.links
+        label = links.early(arrival, step.get("after", ()), one_socket=len(group.links) == 1)
+        if label is not None:
+            self.result.expected = {"frame": step["frame"], "after": step["after"]}
+            self.result.actual = {"frame": step["frame"], "before": label}
+            raise FailError(f"{step['frame']} of {group.name} came before {label!r}")
+        if "label" in step:
+            links.came(step["label"], arrival)
 
     def gone(self) -> bool:
         """Whether the process under test has ended."""
@@ -140,7 +195,7 @@ class Player:
 
     def bytes(self, step: Step) -> None:
         self.result.log.append(f"> {step['on']}: {str(step['wire'])[:120]}")
-        self.wire.send(step["on"], self.parts(step["wire"]))
+        self.send(step)
 
     def end(self, step: Step) -> None:
         if step["by"] == self.played:
@@ -149,7 +204,10 @@ class Player:
             return
         name, _, number = step["on"].partition(".")
         link = self.wire.link(step["on"])
-        self.wire.until(lambda: link.ended is not None, self.timeout, f"the end of {name}.{number or 0}")
+        what, began = f"the end of {name}.{number or 0}", self.begin()
+        if not self.wire.holds(lambda: link.ended is not None, self.limit(step)):
+            raise FailError(f"expected {what}; {self.nothing(step)}")
+        self.in_time(step, what, began, link.ended_at)
         error = self.wire.group(name).error
         if error is not None:
             raise FailError(f"expected an end without a word, got an ERROR: {error.text}")
@@ -163,10 +221,14 @@ class Player:
         def over() -> bool:
             return link.ended is not None or (says and group.error is not None)
 
-        if not self.wire.holds(lambda: over() or self.gone(), self.timeout):
-            raise FailError(f"accepted what must be refused as {step['error']}")
+        began = self.begin()
+        if not self.wire.holds(lambda: over() or self.gone(), self.limit(step)):
+            raise FailError(f"accepted what must be refused as {step['error']}: {self.nothing(step)}")
         if not over() and self.role is Role.LEARNER:
             raise FailError("the process ended instead of refusing one connection")
+        if over():
+            when = group.error_at if says and group.error is not None else link.ended_at
+            self.in_time(step, f"the refusal as {step['error']}", began, when)
         if says:
             self.wire.holds(lambda: group.error is not None, 0.5 if link.ended else 0)
             if group.error is None:
@@ -179,11 +241,13 @@ class Player:
 
     def exit(self, step: Step) -> None:
         assert self.process is not None
-        self.wire.holds(self.gone, self.timeout)
+        began = self.begin()
+        self.wire.holds(self.gone, self.limit(step))
         code = self.process.code
         self.result.expected, self.result.actual = {"exit code": step["code"]}, {"exit code": code}
         if code is None:
-            raise FailError(f"the process did not end within {self.timeout:g} s")
+            raise FailError(f"the process did not end: {self.nothing(step)}")
+        self.in_time(step, "the end of the process", began, self.wire.clock())
         right = code not in (0, None) and code > 0 if step["code"] == "failure" else code == step["code"]
         if not right:
             raise FailError(f"exit code {code}, expected {step['code']}:\n{self.process.output}")
@@ -198,7 +262,7 @@ class Player:
         group = self.wire.group(step["on"])
         self.wire.holds(lambda: False, 0.1)
         waiting = [*group.control, *(each for queue in group.bulk.values() for each in queue)]
-        for each in waiting:
+        for each in (arrival.message for arrival in waiting):
             if each.frame_type.name == step["frame"] and step.get("fragment_id") in (None, _fragment(each)):
                 self.result.expected, self.result.actual = {"no": step["frame"]}, plain(fields.shown(each))
                 raise FailError(f"{step['frame']} came, which must not come here")
@@ -209,11 +273,13 @@ class Player:
         self.process.signal(step["name"])
 
     def file(self, step: Step) -> None:
+        began = self.begin()
         judge_file(self, self.work / step["name"], step)
+        self.in_time(step, f"the file {step['name']}", began, self.wire.clock())
 
-    def holds_file(self, condition: Callable[[], bool]) -> bool:
+    def holds_file(self, step: Step, condition: Callable[[], bool]) -> bool:
         """Go on reading until a file is as it must be."""
-        return self.wire.holds(condition, self.timeout)
+        return self.wire.holds(condition, self.limit(step))
 
     def close(self) -> None:
         """End the sockets; the process is ended by its owner."""

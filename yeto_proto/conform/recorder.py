@@ -19,11 +19,8 @@ from yeto_proto.session import Session
 from . import fields
 from .trace import FORMAT, Trace, refer
 
-__all__ = ["REDACTIONS", "Connection", "Recorder"]
+__all__ = ["Connection", "Recorder"]
 
-#: How tensor bytes are left out: not at all; by a hash; those of learners by a pattern that every dtype takes
-#: for finite values, so that the trace can still be sent, and those of the syncer by a hash.
-REDACTIONS: Final = ("none", "hash", "fill")
 _PATTERN: Final = 0x3F
 _HEADS: Final = {
     kind: HEADER_BYTES + FRAMES[kind].fixed.size  # type: ignore[union-attr]  # frames of bulk have fixed fields

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 import threading
 import time
@@ -10,13 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
 
 from yeto_proto._generated.errors import YetoError
 
 from . import codec_role
 from .client_role import ClientPlayer
+from .links import watched
 from .player import Player
 from .processes import NotStartedError, Process
 from .server_role import Server, ServerPlayer
@@ -24,21 +26,26 @@ from .sut import Sut
 from .trace import BadTraceError, Trace
 from .verdict import BrokenError, FailError, Result, SkipError, Verdict
 
-__all__ = ["ROLES", "Options", "check_start", "run"]
-
-#: Role: what a report calls the side under test.
-ROLES: Final = {"server": "syncer", "client": "learner", "codec": "codec"}
+__all__ = ["Options", "check_start", "quick", "run"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to run."""
+    """How to run. `timeout` is the seconds that a step may take; one with a longer `within` may take that,
+    but never more than `longest`.
+    """
 
     cuts: Sequence[str] = ("recorded",)
     jobs: int = 2
     timeout: float = 20.0
     in_process: bool = False
     tell: Callable[[Result], None] = lambda result: None
+    longest: float = math.inf
+
+
+def quick(options: Options) -> Options:
+    """The same, for what is known to hang and not to be slow: `within` gives no step more time."""
+    return replace(options, longest=options.timeout)
 
 
 def check_start(sut: Sut, role: str, traces: Sequence[Trace], options: Options) -> None:
@@ -106,13 +113,40 @@ def run(traces: Iterable[Trace], sut: Sut, options: Options) -> list[Result]:
 
 
 def _cuts(trace: Trace, options: Options) -> Sequence[str]:
-    if trace.role != "codec":
-        return options.cuts
-    streams = any(step.get("request", {}).get("op") == "stream" for step in trace.steps)
-    if not streams:
-        return ("recorded",)
+    """The cuts that give this trace different writes."""
+    if trace.role == "codec":
+        streams = any(step.get("request", {}).get("op") == "stream" for step in trace.steps)
+        if not streams:
+            return ("recorded",)
     # A question has no edges of fields.
-    return [each for each in options.cuts if each != "fields"] or ("recorded",)
+    possible = [each for each in options.cuts if each != "fields" or trace.role != "codec"] or ["recorded"]
+    if "recorded" in possible and not _coalesces(trace):
+        possible = [each for each in possible if each != "coalesced"]
+    return possible
+
+
+def _coalesces(trace: Trace) -> bool:
+    """Whether two writes of the trace can be one: they follow each other on a socket, and nothing that waits
+    for the side under test is between them.
+    """
+    if trace.role == "codec":
+        pieces = [piece[0] for step in trace.steps for piece in step["request"].get("pieces", ())]
+        return any(one == other for one, other in pairwise(pieces))
+    named = watched(trace.steps)
+    tested = {"server": "syncer", "client": "learner"}.get(trace.role)
+    held: set[str] = set()
+    for step in trace.steps:
+        sent = step["do"] == "bytes" or (step["do"] == "frame" and step["from"] != tested)
+        if not sent:
+            # Of a syncer the runner opens the sockets itself, and looking whether it runs waits for nothing.
+            held = held if step["do"] in ("open", "running", "place") and tested == "syncer" else set()
+            continue
+        if step.get("label") in named:
+            held = set()
+        if step["on"] in held:
+            return True
+        held.add(step["on"])
+    return False
 
 
 def _unit(results: Sequence[Result], sut: Sut, options: Options) -> None:
@@ -150,9 +184,11 @@ def _unit(results: Sequence[Result], sut: Sut, options: Options) -> None:
 def _network(result: Result, sut: Sut, options: Options, work: Path, shared: Server | None) -> None:
     player: Player
     if result.trace.role == "server":
-        player = ServerPlayer(result.trace, result, work, options.timeout, sut, shared)
+        player = ServerPlayer(
+            result.trace, result, work, options.timeout, sut, shared, longest=options.longest
+        )
     else:
-        player = ClientPlayer(result.trace, result, work, options.timeout, sut)
+        player = ClientPlayer(result.trace, result, work, options.timeout, sut, longest=options.longest)
     try:
         player.play()
     except FailError:

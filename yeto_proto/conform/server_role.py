@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Mapping
@@ -73,9 +74,17 @@ class ServerPlayer(Player):
     role = Role.LEARNER
 
     def __init__(
-        self, trace: Trace, result: Result, work: Path, timeout: float, sut: Sut, shared: Server | None = None
+        self,
+        trace: Trace,
+        result: Result,
+        work: Path,
+        timeout: float,
+        sut: Sut,
+        shared: Server | None = None,
+        *,
+        longest: float = math.inf,
     ) -> None:
-        super().__init__(trace, result, work, timeout)
+        super().__init__(trace, result, work, timeout, longest=longest)
         self.sut, self.shared = sut, shared
         self.settings = dict(trace.head["settings"])
         self.server: Server | None = None

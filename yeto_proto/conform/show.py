@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from yeto_proto.console import output
+
 from .trace import Step, Trace
 
 __all__ = ["printable", "show"]
@@ -17,7 +19,7 @@ def printable(text: str) -> str:
     """The text with every control character escaped but its line feeds: it may come from a peer, and goes to
     a terminal.
     """
-    return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
+    return "\n".join(map(output.printable, text.split("\n")))
 
 
 def show(trace: Trace, texts: Mapping[str, str]) -> str:

@@ -18,6 +18,8 @@ import numpy as np
 from yeto_proto import dtypes
 from yeto_proto._generated.types import Dtype
 
+from . import links
+
 __all__ = ["CORPUS", "FORMAT", "BadTraceError", "Step", "Trace", "load", "load_corpus", "resolve", "save"]
 
 FORMAT: Final = 1
@@ -85,9 +87,13 @@ def load(path: Path) -> Trace:
     for key in ("id", "area", "role", "rules"):
         if key not in lines[0]:
             raise BadTraceError(f"{path}:1: the head lacks {key!r}")
+    labels: set[str] = set()
     for number, step in enumerate(lines[1:], start=2):
         if "do" not in step:
             raise BadTraceError(f"{path}:{number}: the step lacks 'do'")
+        wrong = links.fault(lines[0]["role"], step, labels)
+        if wrong is not None:
+            raise BadTraceError(f"{path}:{number}: {wrong}")
     return Trace(lines[0], tuple(lines[1:]), path)
 
 

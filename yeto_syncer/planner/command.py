@@ -12,7 +12,9 @@ from typing import Any, Final
 
 from yeto_proto import Layout, YetoError
 from yeto_proto._generated.types import Dtype, MergeMode
-from yeto_syncer.cli import Parser, fail, put, typed
+from yeto_proto.console.output import fail, put
+from yeto_proto.console.parser import Parser
+from yeto_syncer.cli import typed
 from yeto_syncer.core.config import DELTA_CORRECTIONS, FOLDS
 from yeto_syncer.planner import rates as measuring
 from yeto_syncer.planner import units
@@ -85,8 +87,6 @@ def build_parser() -> Parser:
         prog="yeto-syncer plan",
         description="What a run needs in memory, disk, bytes and seconds, and what binds it.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     model = parser.add_argument_group("the model and the fleet")
     size = model.add_mutually_exclusive_group(required=True)

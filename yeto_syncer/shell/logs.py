@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Mapping
 from typing import TextIO
+
+from yeto_proto.console.output import printable
 
 LEVELS = ("debug", "info", "warning", "error")
 """From the most talkative to the quietest."""
@@ -48,14 +49,3 @@ def plain(value: object) -> str:
     if text and text.isprintable() and text.isascii() and not set(text) & set(' "='):
         return text
     return json.dumps(text)
-
-
-def printable(text: str) -> str:
-    """The text with every control character escaped, so that a peer cannot write to somebody's terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def complain(text: str) -> None:
-    """`error: ...` on standard error, one line; nothing when nobody listens there."""
-    with contextlib.suppress(OSError, ValueError):
-        print(f"error: {printable(text)}", file=sys.stderr, flush=True)

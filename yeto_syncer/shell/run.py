@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from yeto_proto.console.output import complain
 from yeto_proto.pool import BufferPool
 from yeto_syncer.core.config import Config
 from yeto_syncer.core.coordinator import Coordinator
@@ -23,7 +24,7 @@ from yeto_syncer.shell.counters import Counters
 from yeto_syncer.shell.doorman import Doorman
 from yeto_syncer.shell.engine import SECOND_SIGNAL, Engine
 from yeto_syncer.shell.listener import Listener
-from yeto_syncer.shell.logs import Log, complain
+from yeto_syncer.shell.logs import Log
 from yeto_syncer.shell.pages import Page, Pages
 from yeto_syncer.shell.performer import Performer
 from yeto_syncer.shell.resolve import Resolved

@@ -10,7 +10,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from yeto_proto.files import Snapshot, remove_marker, write_final_state, write_marker, write_snapshot
+from yeto_proto.files import (
+    Snapshot,
+    remove_marker,
+    temporary_path,
+    write_final_state,
+    write_marker,
+    write_snapshot,
+)
 from yeto_syncer.core.jobs import F32
 from yeto_syncer.shell.crashpoints import bytes_of, stages
 
@@ -54,6 +61,14 @@ class Storage:
 
 def problem(path: Path) -> str | None:
     """Why a file cannot be created or replaced at `path`, or None. Nothing is written."""
+    try:
+        temporary_path(path).exists()  # a name of its own, which may be too long where the file's is not
+        return _problem(path)
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _problem(path: Path) -> str | None:
     if path.is_dir():
         return "it is a folder"
     if path.exists() and not path.is_file():  # the rename would put a file in the place of /dev/null

@@ -23,7 +23,8 @@ def other(learner_id):
         one.finish()
 
 
-others = [threading.Thread(target=other, args=(learner_id,), daemon=True) for learner_id in (1, 2)]
+# No daemons: the process ends when these, too, have the final parameters.
+others = [threading.Thread(target=other, args=(learner_id,)) for learner_id in (1, 2)]
 for each in others:
     each.start()
 weight, bias = np.zeros((8, 4), np.float32), np.zeros(4, np.float32)

@@ -17,7 +17,7 @@ from yeto_proto.files import marker_path, read_checkpoint_step, read_marker
 from yeto_syncer.checkpoint.verify import Wanted, verify
 
 LEARNERS = 2
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Mortal(Trainer):

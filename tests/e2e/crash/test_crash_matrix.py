@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.crash.rig import Files, Mortal, newest, serve, start
+from tests.e2e.crash.rig import PATIENCE_S, Files, Mortal, newest, serve, start
 from tests.e2e.processes import Processes
 from yeto_proto.files import marker_path, read_marker, read_snapshot
 
-pytestmark = pytest.mark.timeout(300)  # many processes, one after the other
+pytestmark = pytest.mark.timeout(900)  # many processes, one after the other
 
 BEFORE, TOTAL = 4, 10
 """The last steps of the run before, in the mode that has one, and of this run."""
@@ -143,7 +143,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     with Processes() as processes:
         syncer = start(processes, files, "--total-steps", str(TOTAL), *MODES["each"])
         serve(syncer)
-        syncer.finished(0, timeout=60)
+        syncer.finished(0, timeout=PATIENCE_S)
     assert files.check({TOTAL}) == TOTAL
     return Outcome.of(files)
 
@@ -169,14 +169,14 @@ def test_a_run_killed_anywhere_ends_with_the_same_bits(
         finished.add(BEFORE)
         before = start(processes, files, "--total-steps", str(BEFORE), "--checkpoint-every", "0")
         serve(before)
-        before.finished(0, timeout=60)
+        before.finished(0, timeout=PATIENCE_S)
         assert read_marker(files.checkpoint) == BEFORE
         generation += 1
     flags = ("--total-steps", str(TOTAL), *MODES[mode])
 
     victim = start(processes, files, *flags, crash=point)
     learners = serve(victim, generation)
-    assert victim.wait(60) == -signal.SIGKILL, victim.stderr.text
+    assert victim.wait(PATIENCE_S) == -signal.SIGKILL, victim.stderr.text
     step = files.check(finished)
     if mode == "each":
         assert newest(learners) <= (step or 0)  # nobody has seen what is not durable
@@ -185,7 +185,7 @@ def test_a_run_killed_anywhere_ends_with_the_same_bits(
 
     syncer = start(processes, files, *flags)
     learners = serve(syncer, generation + 1)
-    assert "training complete" in syncer.finished(0, timeout=60)
+    assert "training complete" in syncer.finished(0, timeout=PATIENCE_S)
     assert files.check(finished) == TOTAL and read_marker(files.checkpoint) == TOTAL
     assert Outcome.of(files) == undisturbed
     state = read_snapshot(files.checkpoint)

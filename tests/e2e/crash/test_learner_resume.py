@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.e2e.processes import Processes, Running, Syncer, wait_until
+from tests.e2e.processes import Processes, Running, Syncer, reserved_port, wait_until
 from yeto_proto.files import read_snapshot
 
-pytestmark = pytest.mark.timeout(300)  # many processes, one after the other
+pytestmark = pytest.mark.timeout(900)  # many processes, one after the other
 
 WORKER = Path(__file__).with_name("worker.py")
 PLAIN = (
@@ -25,9 +25,16 @@ PLAIN = (
     *("--sync-interval-steps", "0", "--grace-ms", "0", "--min-round-interval-ms", "20", "--quorum", "1"),
 )
 """A merge of one learner adds its delta to the parameters, and nothing else."""
-PATIENCE_S = 100.0
+PATIENCE_S = 300.0
 
 Death = dict[str, Any]
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """The port of all the syncers of a test."""
+    with reserved_port() as reserved:
+        yield reserved
 
 
 def death(after: int, *, pushed: bool) -> Death:
@@ -64,26 +71,26 @@ class Life:
     def ended(self) -> np.ndarray:
         """The final parameters of a life that came to its end."""
         assert self.process is not None
-        assert self.process.wait(60) == 0, self.process.stderr.text
+        assert self.process.wait(PATIENCE_S) == 0, self.process.stderr.text
         final: np.ndarray = np.load(self.folder / "final.npy")
         return final
 
 
 class Server:
-    """The syncer over all its processes, always on one port."""
+    """The syncer over all its processes, always on one port: a reserved one, so that no other process can get
+    it while no syncer runs."""
 
-    def __init__(self, processes: Processes, checkpoint: Path, *flags: str) -> None:
+    def __init__(self, processes: Processes, port: int, checkpoint: Path, *flags: str) -> None:
         self._processes = processes
         self._flags = (*PLAIN, *flags, "--checkpoint-path", str(checkpoint), "--resume-if-exists")
         self.checkpoint = checkpoint
-        self.port = 0
+        self.port = port
         self.process: Syncer | None = None
 
     def start(self, crash: str | None = None) -> None:
         environ = {} if crash is None else {"YETO_CRASH_AT": crash}
         command = ("--port", str(self.port), *self._flags)
-        self.process = self._processes.syncer_command(*command, environ=environ).listening(60)
-        self.port = self.process.port
+        self.process = self._processes.syncer_command(*command, environ=environ).listening(PATIENCE_S)
 
     @property
     def code(self) -> int | None:
@@ -109,7 +116,7 @@ def in_turn(server: Server, life: Life, crashes: Iterable[str], deaths: Iterable
                 break
             assert life.process.wait() == -signal.SIGKILL, life.process.stderr.text
             life.start(next(ends, None))
-    server.process.finished(0, timeout=60)
+    server.process.finished(0, timeout=PATIENCE_S)
     assert next(points, None) is None and next(ends, None) is None  # all of them have happened
 
 
@@ -150,10 +157,10 @@ DEATHS = [death(8, pushed=False), death(25, pushed=True), death(45, pushed=False
     ids=["some", "learner", "syncer", "both"],
 )
 def test_killed_in_turn_every_delta_is_merged_exactly_once(
-    processes: Processes, tmp_path: Path, steps: int, crashes: list[str], deaths: list[Death]
+    processes: Processes, tmp_path: Path, port: int, steps: int, crashes: list[str], deaths: list[Death]
 ) -> None:
     flags = ("--learners", "1", "--total-steps", str(steps), "--checkpoint-every", "1")
-    server = Server(processes, tmp_path / "state.ckpt", *flags)
+    server = Server(processes, port, tmp_path / "state.ckpt", *flags)
     server.start(crashes[0] if crashes else None)
     life = Life(processes, tmp_path / "learner", server.port)
     in_turn(server, life, crashes[1:], deaths)
@@ -184,13 +191,13 @@ def test_killed_in_turn_every_delta_is_merged_exactly_once(
     ],
 )
 def test_a_syncer_that_comes_back_older_merges_nothing_twice(
-    processes: Processes, tmp_path: Path, crashes: list[str], deaths: list[Death]
+    processes: Processes, tmp_path: Path, port: int, crashes: list[str], deaths: list[Death]
 ) -> None:
     """Its last steps are gone with the crash, as --checkpoint-every allows; progress that had not been pushed
     moves onto the older parameters."""
     steps = 24
     flags = ("--learners", "1", "--total-steps", str(steps), "--checkpoint-every", "5")
-    server = Server(processes, tmp_path / "state.ckpt", *flags)
+    server = Server(processes, port, tmp_path / "state.ckpt", *flags)
     server.start(crashes[0])
     life = Life(processes, tmp_path / "learner", server.port)
     in_turn(server, life, crashes[1:], deaths)
@@ -213,10 +220,12 @@ def test_a_syncer_that_comes_back_older_merges_nothing_twice(
 
 
 @pytest.mark.full
-def test_progress_of_a_dead_learner_survives_a_run_that_goes_on(processes: Processes, tmp_path: Path) -> None:
+def test_progress_of_a_dead_learner_survives_a_run_that_goes_on(
+    processes: Processes, tmp_path: Path, port: int
+) -> None:
     """Saved anchors move what was not pushed onto parameters that others have moved meanwhile."""
     flags = ("--learners", "2", "--total-steps", "1000000", "--checkpoint-every", "1")
-    server = Server(processes, tmp_path / "state.ckpt", *flags)
+    server = Server(processes, port, tmp_path / "state.ckpt", *flags)
     server.start()
     first = Life(processes, tmp_path / "first", server.port, learner=0)
     other = Life(processes, tmp_path / "other", server.port, learner=1)
@@ -244,7 +253,7 @@ def test_progress_of_a_dead_learner_survives_a_run_that_goes_on(processes: Proce
     assert version >= moved and set(last["ids"]) <= set(held)
     assert server.process is not None
     server.process.signal(signal.SIGTERM)
-    server.process.finished(0, timeout=60)
+    server.process.finished(0, timeout=PATIENCE_S)
     assert state()[1][last["ids"]].max() <= 1  # a share of one merge, or all of it
     for life in (first, other):
         assert life.process is not None

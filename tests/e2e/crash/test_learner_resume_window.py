@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.e2e.crash.test_learner_resume import PLAIN, ones
+from tests.e2e.crash.test_learner_resume import PATIENCE_S, PLAIN, ones
 from tests.e2e.processes import Processes
 from yeto_learner.record import read_record, with_later_pushes
 from yeto_proto.files import read_snapshot
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).parents[3]
 STEPS = 15
@@ -38,7 +38,7 @@ def test_a_push_that_the_record_does_not_know_of_is_merged_once(
         *("--port", "0", "--learners", "1", "--total-steps", str(STEPS), "--checkpoint-every", "1"),
         *PLAIN,
         *("--checkpoint-path", str(checkpoint)),
-    ).listening(60)
+    ).listening(PATIENCE_S)
     folder = tmp_path / "learner"
     folder.mkdir()
     saved: list[list[int]] = []
@@ -48,9 +48,9 @@ def test_a_push_that_the_record_does_not_know_of_is_merged_once(
             *(sys.executable, "-m", "tests.e2e.crash.window_worker", json.dumps(job)), cwd=ROOT
         )
         if until is None:
-            assert worker.wait(120) == 0, worker.stderr.text
+            assert worker.wait(PATIENCE_S) == 0, worker.stderr.text
             break
-        assert worker.wait(120) == -signal.SIGKILL, worker.stderr.text
+        assert worker.wait(PATIENCE_S) == -signal.SIGKILL, worker.stderr.text
         last = json.loads((folder / "boundaries.jsonl").read_text().splitlines()[-1])
         assert last["life"] == life
         saved.append(last["saved"])
@@ -60,7 +60,7 @@ def test_a_push_that_the_record_does_not_know_of_is_merged_once(
             known, trusted = with_later_pushes(record)
             assert known.unpushed == set() and trusted
 
-    syncer.finished(0, timeout=60)
+    syncer.finished(0, timeout=PATIENCE_S)
     final = np.load(folder / "final.npy")
     assert read_snapshot(checkpoint).fragments[0].params.tobytes() == final.tobytes()
     merged = ones(final)

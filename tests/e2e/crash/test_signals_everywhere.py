@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.crash.rig import Files, join, serve, start
+from tests.e2e.crash.rig import PATIENCE_S, Files, join, serve, start
 from tests.e2e.processes import Processes, wait_until
 from tests.e2e.raw import Trainer, drive, hello
 from tests.e2e.test_syncer_run import initial, small_layout
@@ -19,7 +19,7 @@ from tests.e2e.test_syncer_stop import stuck
 from yeto_proto.files import marker_path, read_snapshot
 from yeto_proto.layout import build_layout
 
-pytestmark = pytest.mark.timeout(300)  # many processes, one after the other
+pytestmark = pytest.mark.timeout(900)  # many processes, one after the other
 
 TOTAL = 10
 ENDLESS = (
@@ -78,7 +78,7 @@ def test_a_signal_stops_it_with_what_is_committed(
     crash = f"{point if ':' in point else f'{point}:1'}:{number.name}"
     syncer = start(processes, files, *ENDLESS, *flags, crash=crash)
     serve(syncer)
-    said = syncer.finished(0, timeout=60)
+    said = syncer.finished(0, timeout=PATIENCE_S)
     step = files.check(set())
     # The signal is seen at the next turn of the loop, with whatever else was there to read by then.
     if "stopped before training" in said:
@@ -90,7 +90,7 @@ def test_a_signal_stops_it_with_what_is_committed(
     total = (step or 0) + 5
     again = start(processes, files, "--total-steps", str(total), *flags)
     serve(again, generation=2)
-    assert "training complete" in again.finished(0, timeout=60)
+    assert "training complete" in again.finished(0, timeout=PATIENCE_S)
     assert files.check({total}) == total
     assert [entry.merges for entry in read_snapshot(files.checkpoint).ledger.values()] == [total, total]
 
@@ -108,7 +108,7 @@ def test_at_the_end_a_signal_changes_nothing(processes: Processes, tmp_path: Pat
     flags = ("--total-steps", str(TOTAL), *LAST)
     syncer = start(processes, files, *flags, crash=f"{point}:1:SIGTERM")
     learners = serve(syncer)
-    assert "training complete" in syncer.finished(0, timeout=60)
+    assert "training complete" in syncer.finished(0, timeout=PATIENCE_S)
     assert all(each.shut_down for each in learners)
     assert files.check({TOTAL}) == TOTAL and marker_path(files.checkpoint).exists()
 
@@ -129,12 +129,12 @@ def test_two_signals_in_the_middle_of_a_write_leave_the_old_file(
     syncer = start(processes, files, *ENDLESS, *EACH, crash=f"{point}:{order}")
     serve(syncer)
     # Which of two pending signals is told first is the kernel's choice.
-    assert syncer.wait(60) in (128 + signal.SIGTERM, 128 + signal.SIGINT), syncer.stderr.text
+    assert syncer.wait(PATIENCE_S) in (128 + signal.SIGTERM, 128 + signal.SIGINT), syncer.stderr.text
     assert "second signal" in syncer.stderr.text and "Traceback" not in syncer.stderr.text
     assert files.check(set()) in (3, 4)  # the write that was under way may have come to its end
     again = start(processes, files, "--total-steps", str(TOTAL), *EACH)
     serve(again, generation=2)
-    again.finished(0, timeout=60)
+    again.finished(0, timeout=PATIENCE_S)
     assert files.check({TOTAL}) == TOTAL
 
 
@@ -145,10 +145,10 @@ def test_in_the_middle_of_init_it_ends_at_once(processes: Processes, tmp_path: P
     layout = small_layout()
     learners = [Trainer(syncer.port, hello(layout, number), target=1.0) for number in range(2)]
     learners[0].initialize(initial(layout)[:2])  # and never the other fragments
-    drive(learners, lambda: all(each.ended for each in learners), "the end", 60)
+    drive(learners, lambda: all(each.ended for each in learners), "the end", PATIENCE_S)
     for each in learners:
         each.close()
-    assert "stopped before training" in syncer.finished(0, timeout=60)
+    assert "stopped before training" in syncer.finished(0, timeout=PATIENCE_S)
     assert files.check(set()) is None
 
 
@@ -161,10 +161,10 @@ def test_a_signal_during_a_merge_on_a_thread(processes: Processes, tmp_path: Pat
     syncer = start(processes, files, *ENDLESS, *LAST, crash=crash)
     learners = [Trainer(syncer.port, hello(layout, number), target=1.0) for number in range(2)]
     learners[0].initialize(initial(layout))
-    drive(learners, lambda: all(each.ended for each in learners), "the end", 60)
+    drive(learners, lambda: all(each.ended for each in learners), "the end", PATIENCE_S)
     for each in learners:
         each.close()
-    syncer.finished(0, timeout=60)
+    syncer.finished(0, timeout=PATIENCE_S)
     assert (files.check(set()) or 0) >= 3
     assert syncer.stderr.text.count("outer step") == read_snapshot(files.checkpoint).global_step
 
@@ -211,10 +211,10 @@ def test_as_process_1_it_stops_gracefully(processes: Processes, tmp_path: Path, 
     learners = join(syncer, 1)
     drive(learners, lambda: len(learners[0].answered) >= 6, "answers")
     os.kill(process_one(syncer.pid).pid, number)
-    drive(learners, lambda: all(each.ended for each in learners), "the end", 60)
+    drive(learners, lambda: all(each.ended for each in learners), "the end", PATIENCE_S)
     for each in learners:
         each.close()
-    said = syncer.finished(0, timeout=60)
+    said = syncer.finished(0, timeout=PATIENCE_S)
     assert f"stopped at step {files.check(set())}" in said
 
 
@@ -225,9 +225,9 @@ def test_as_process_1_the_second_signal_ends_it(processes: Processes, tmp_path: 
     learners = stuck(syncer)
     inner = process_one(syncer.pid).pid
     os.kill(inner, signal.SIGTERM)
-    syncer.stderr.wait_for("stopping after the rounds in flight", 60)
+    syncer.stderr.wait_for("stopping after the rounds in flight", PATIENCE_S)
     os.kill(inner, signal.SIGTERM)
-    assert "second signal" in syncer.finished(128 + signal.SIGTERM, timeout=60)
+    assert "second signal" in syncer.finished(128 + signal.SIGTERM, timeout=PATIENCE_S)
     for each in learners:
         each.close()
     assert not files.checkpoint.exists()

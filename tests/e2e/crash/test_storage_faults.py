@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.crash.rig import Files, join, serve, start
+from tests.e2e.crash.rig import PATIENCE_S, Files, join, serve, start
 from tests.e2e.processes import Processes
 from tests.e2e.raw import drive
 from yeto_proto._generated.files import FRAGMENT, LEDGER_ENTRY
@@ -21,7 +21,7 @@ from yeto_proto._generated.messages import Error
 from yeto_proto._generated.types import Dtype
 from yeto_proto.files import TrailerForm, marker_path, read_snapshot
 
-pytestmark = pytest.mark.timeout(300)  # many processes, one after the other
+pytestmark = pytest.mark.timeout(900)  # many processes, one after the other
 
 BEFORE, TOTAL = 4, 12
 SMALL_FILES = ("/bin/sh", "-c", 'ulimit -f 8; exec "$@"', "sh")  # blocks of 512 bytes, or of 1024
@@ -51,7 +51,7 @@ def finished(processes: Processes, tmp_path: Path) -> Files:
     files = Files(folder, taped=False)
     syncer = start(processes, files, "--total-steps", str(BEFORE), "--checkpoint-every", "0")
     serve(syncer)
-    syncer.finished(0, timeout=60)
+    syncer.finished(0, timeout=PATIENCE_S)
     assert files.check({BEFORE}) == BEFORE
     return files
 
@@ -71,14 +71,14 @@ def test_a_full_disk_is_named_and_leaves_the_old_file(
     flags = ("--total-steps", str(TOTAL), *WRITES[kind])
     syncer = start(processes, finished, *flags, under=SMALL_FILES)
     serve(syncer, generation=2)
-    error = error_of(syncer.finished(1, timeout=60))
+    error = error_of(syncer.finished(1, timeout=PATIENCE_S))
     assert "File too large" in error and str(finished.checkpoint) in error and "checkpoint" in error
     assert finished.checkpoint.read_bytes() == old
     assert not marker_path(finished.checkpoint).exists()  # the run had gone on
     assert not list(finished.folder.glob("*.tmp"))
     syncer = start(processes, finished, "--total-steps", str(TOTAL))
     serve(syncer, generation=3)
-    syncer.finished(0, timeout=60)
+    syncer.finished(0, timeout=PATIENCE_S)
     assert finished.check({TOTAL}) == TOTAL
 
 
@@ -97,19 +97,19 @@ def test_a_full_tmpfs(processes: Processes, tmp_path: Path, kind: str) -> None:
         files = Files(folder, taped=False)
         syncer = start(processes, files, "--total-steps", str(BEFORE), "--checkpoint-every", "0")
         serve(syncer)
-        syncer.finished(0, timeout=60)
+        syncer.finished(0, timeout=PATIENCE_S)
         old = files.checkpoint.read_bytes()
         room = os.statvfs(folder)
         ballast = folder / "ballast"
         ballast.write_bytes(bytes(max(0, room.f_bavail * room.f_bsize - 4096)))
         syncer = start(processes, files, "--total-steps", str(TOTAL), *WRITES[kind])
         serve(syncer, generation=2)
-        assert "No space left on device" in error_of(syncer.finished(1, timeout=60))
+        assert "No space left on device" in error_of(syncer.finished(1, timeout=PATIENCE_S))
         assert files.checkpoint.read_bytes() == old and not list(folder.glob("*.tmp"))
         ballast.unlink()
         syncer = start(processes, files, "--total-steps", str(TOTAL), *WRITES[kind])
         serve(syncer, generation=3)
-        syncer.finished(0, timeout=60)
+        syncer.finished(0, timeout=PATIENCE_S)
         assert files.check({TOTAL}) == TOTAL
     finally:
         processes.end()
@@ -125,7 +125,7 @@ def test_a_folder_that_becomes_read_only(processes: Processes, finished: Files) 
     finished.folder.chmod(0o555)
     try:
         serve(syncer, generation=2)
-        error = error_of(syncer.finished(1, timeout=60))
+        error = error_of(syncer.finished(1, timeout=PATIENCE_S))
         assert "Permission denied" in error and str(finished.checkpoint) in error
         assert finished.checkpoint.read_bytes() == old
         # And at the start, before anybody has connected.
@@ -146,7 +146,7 @@ def test_a_folder_that_is_moved_away(processes: Processes, finished: Files) -> N
     finished.folder.rename(away)
     finished.folder.write_text("in the way")
     serve(syncer, generation=2)
-    assert "Not a directory" in error_of(syncer.finished(1, timeout=60))
+    assert "Not a directory" in error_of(syncer.finished(1, timeout=PATIENCE_S))
     assert (away / "state.ckpt").read_bytes() == old
 
 
@@ -289,7 +289,7 @@ def test_two_halves_make_the_whole_run_bit_for_bit(
         files.folder.mkdir()
     syncer = start(processes, straight, "--total-steps", str(TOTAL), "--checkpoint-every", "5")
     serve(syncer, dtype=dtype)
-    syncer.finished(0, timeout=60)
+    syncer.finished(0, timeout=PATIENCE_S)
 
     if how == "finished":
         syncer = start(processes, halves, "--total-steps", str(TOTAL // 2))
@@ -302,13 +302,13 @@ def test_two_halves_make_the_whole_run_bit_for_bit(
         drive(learners, lambda: all(each.ended or each.shut_down for each in learners), "an end")
         for each in learners:
             each.close()
-    syncer.finished(0, timeout=60)
+    syncer.finished(0, timeout=PATIENCE_S)
     first = read_snapshot(halves.checkpoint)
     assert how == "stopped" or first.global_step == TOTAL // 2
     assert 0 < first.global_step <= TOTAL
     syncer = start(processes, halves, "--total-steps", str(TOTAL))
     serve(syncer, generation=2, dtype=dtype)
-    syncer.finished(0, timeout=60)
+    syncer.finished(0, timeout=PATIENCE_S)
 
     assert halves.checkpoint.read_bytes() == straight.checkpoint.read_bytes()
     assert halves.final_state.read_bytes() == straight.final_state.read_bytes()

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.e2e.crash.rig import Files, join, serve, start
+from tests.e2e.crash.rig import PATIENCE_S, Files, join, serve, start
 from tests.e2e.processes import Processes, Syncer
 from tests.e2e.raw import Trainer, drive, hello, train
 from yeto_proto.layout import build_layout
 
-pytestmark = pytest.mark.timeout(300)  # many processes, one after the other
+pytestmark = pytest.mark.timeout(900)  # many processes, one after the other
 
 TOTAL = 12
 
@@ -29,7 +29,7 @@ def whole_run(processes: Processes, files: Files, *flags: str, generation: int =
     """The log of a run to its end."""
     syncer = start(processes, files, "--total-steps", str(TOTAL), *flags)
     serve(syncer, generation)
-    return syncer.finished(0, timeout=60)
+    return syncer.finished(0, timeout=PATIENCE_S)
 
 
 @pytest.mark.rule("syncer.checkpoint.terminal_once")
@@ -77,15 +77,15 @@ def test_the_start_is_written_once_and_not_after_a_resume(
     flags = ("--checkpoint-every", "50", "--checkpoint-on-start", *behind)
     syncer = start(processes, files, "--total-steps", str(TOTAL), *flags)
     learners = join(syncer, 1)
-    syncer.stderr.wait_for("checkpoint written kind=on-start step=0", 60)
+    syncer.stderr.wait_for("checkpoint written kind=on-start step=0", PATIENCE_S)
     assert files.check(set()) == 0  # INIT is safe before anything was merged
-    train(learners, 60)
+    train(learners, PATIENCE_S)
     for each in learners:
         each.close()
-    assert written(syncer.finished(0, timeout=60)) == [("on-start", 0), ("terminal", TOTAL)]
+    assert written(syncer.finished(0, timeout=PATIENCE_S)) == [("on-start", 0), ("terminal", TOTAL)]
     again = start(processes, files, "--total-steps", str(TOTAL + 3), *flags)
     serve(again, generation=2)
-    assert written(again.finished(0, timeout=60)) == [("terminal", TOTAL + 3)]
+    assert written(again.finished(0, timeout=PATIENCE_S)) == [("terminal", TOTAL + 3)]
 
 
 # -- memory --------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Patient(Trainer):
 
 def wait_for_manifests(learners: list[Patient]) -> None:
     """Until both hold the final cut."""
-    drive(learners, lambda: all(each.manifest is not None for each in learners), "the final cut", 100)
+    drive(learners, lambda: all(each.manifest is not None for each in learners), "the final cut", PATIENCE_S)
 
 
 def peak(syncer: Syncer) -> int:
@@ -135,8 +135,8 @@ def test_a_background_write_needs_at_most_one_more_copy_of_the_state(
         peaks.append(peak(syncer))
         for each in learners:
             each.allowed = True
-        train(learners, 60)
+        train(learners, PATIENCE_S)
         for each in learners:
             each.close()
-        assert len(written(syncer.finished(0, timeout=60))) >= 3
+        assert len(written(syncer.finished(0, timeout=PATIENCE_S))) >= 3
     assert peaks[1] - peaks[0] <= 8 * NUMEL + SLACK, [each >> 20 for each in peaks]

@@ -96,9 +96,9 @@ def marking_learner(address: str, learner_id: int, model: np.ndarray, record: st
         min_local_steps=3,
         resume=record,
         init_probe_s=60.0,
-        initial_cut_timeout_s=60.0,
-        connect_timeout_s=60.0,
-        finalization_timeout_s=60.0,
+        initial_cut_timeout_s=300.0,
+        connect_timeout_s=300.0,
+        finalization_timeout_s=300.0,
     )
 
 

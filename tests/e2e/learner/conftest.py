@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.e2e.learner.rig import SMALL
-from tests.e2e.scripted_syncer import ScriptedSyncer
+from tests.e2e.scripted_syncer import WAIT, ScriptedSyncer
 from yeto_learner import SyncerClient, connection
 from yeto_proto.layout import Layout
 
@@ -41,7 +41,7 @@ def make(syncer: ScriptedSyncer) -> Iterator[Callable[..., SyncerClient]]:
     clients: list[SyncerClient] = []
 
     def build(layout: Layout = SMALL, *, start: bool = True, **options: object) -> SyncerClient:
-        arguments: dict[str, object] = {"dtype": "f32", "num_streams": 2, "connect_timeout": 10.0, **options}
+        arguments: dict[str, object] = {"dtype": "f32", "num_streams": 2, "connect_timeout": WAIT, **options}
         client = SyncerClient(syncer.address, 0, layout, **arguments)  # type: ignore[arg-type]
         clients.append(client)
         if start:

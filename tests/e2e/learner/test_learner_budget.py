@@ -125,8 +125,15 @@ def test_one_fragment_is_not_asked_for_by_two_rounds() -> None:
         assert "fragment 0 is pulled again" in str(finisher.error)
 
 
-def test_a_restart_that_does_not_come_is_a_clear_error() -> None:
-    with running(budget_steps=1, finalization_timeout_s=0.3) as (made, cutoff, _):
+def test_a_restart_that_does_not_come_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(budget_steps=1, finalization_timeout_s=WAIT) as (made, cutoff, _):
+        wait = made.client.wait_for_budget_restart
+
+        def not_so_long(epoch: int, timeout: float | None) -> None:
+            assert timeout == WAIT
+            wait(epoch, 0.3)  # for the restart alone; the report may need its time
+
+        monkeypatch.setattr(made.client, "wait_for_budget_restart", not_so_long)
         made.step(tokens=1)
         with pytest.raises(TimeoutError, match=r"did not come back within 0\.3 s"):
             made.finish()

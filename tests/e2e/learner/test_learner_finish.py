@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from tests.e2e.learner.rig import flat, parameters, quiet, running, send_cut, train, wire_values
-from tests.e2e.scripted_syncer import WAIT
-from yeto_learner import ProtocolError, final_cut
+from tests.e2e.scripted_syncer import WAIT, Peer
+from yeto_learner import Learner, ProtocolError, final_cut
 from yeto_proto._generated import messages as wire
 
 
@@ -64,6 +66,7 @@ def test_a_cut_that_stays_incomplete_leaves_the_parameters_untouched() -> None:
         values = np.zeros(made.layout.fragments[0].numel, np.float32)
         peer.send_chunked(wire.FinalFragment(0, 9, values.tobytes()))
         peer.send(wire.FinalManifest(9, (9, 8)))
+        assert made.client.finalizing.wait(WAIT)
         with pytest.raises(TimeoutError, match="fragment 1: version 8 wanted, none held"):
             made.finish(timeout=0.3)
         for name, array in arrays.items():
@@ -92,8 +95,15 @@ def test_a_final_value_that_is_not_finite_leaves_the_parameters_untouched() -> N
 def test_a_shutdown_that_never_comes_is_said() -> None:
     with running() as (made, peer, _):
         send_cut(made, peer, 9)
-        with pytest.raises(TimeoutError, match="no SHUTDOWN came"):
-            made.finish(timeout=0.5)
+        made.client.wait_for_final_fragments(WAIT)
+        told = ""
+        for seconds in (0.3, 3.0, 30.0):  # the first is enough unless the acknowledgement is held up so long
+            with pytest.raises(TimeoutError) as caught:
+                made.finish(timeout=seconds)
+            told = str(caught.value)
+            if "FINAL_ACK" not in told:
+                break
+        assert "no SHUTDOWN came" in told
 
 
 def test_a_syncer_that_leaves_after_the_acknowledgement_does_not_fail_the_learner(
@@ -112,16 +122,26 @@ def test_a_syncer_that_leaves_after_the_acknowledgement_does_not_fail_the_learne
     assert "left before SHUTDOWN" in caplog.text
 
 
+def beat(made: Learner, peer: Peer) -> None:
+    """Step until a heartbeat tells of it: the thread may be held up for longer than a stall may take."""
+    deadline = time.monotonic() + WAIT
+    while True:
+        made.step()
+        with suppress(queue.Empty):
+            while True:
+                message = peer.inbox.get(timeout=1.0)
+                assert isinstance(message, wire.Heartbeat), message
+                if message.local_step == made.local_step:
+                    return
+        assert time.monotonic() < deadline, "no heartbeat tells of the progress"
+
+
 def test_heartbeats_come_from_a_thread_and_stop_with_a_stalled_loop() -> None:
     with running(heartbeat_s=0.02, heartbeat_stall_s=0.5) as (made, peer, _):
-        made.step()
-        while peer.expect(wire.Heartbeat).local_step != 1:
-            pass
+        beat(made, peer)
         deadline = time.monotonic() + WAIT
         silence = threading.Event()
         while not peer.inbox.empty() or not quiet(peer):
             assert time.monotonic() < deadline, "the heartbeat goes on without progress"
             silence.wait(0.01)
-        made.step()
-        while peer.expect(wire.Heartbeat).local_step != 2:
-            pass
+        beat(made, peer)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.learner.rig import SMALL
+from tests.e2e.processes import reserved_port
 from tests.e2e.scripted_syncer import WAIT, ScriptedSyncer
 from yeto_learner import SyncerClient, channel, connection
 from yeto_proto._generated import messages as wire
@@ -85,23 +86,16 @@ def test_bad_arguments_are_named(options: dict[str, object], text: str) -> None:
 
 
 def test_an_unreachable_syncer_is_one_clear_error() -> None:
-    with ScriptedSyncer() as gone:
-        address = gone.address
-    client = SyncerClient(address, 0, SMALL, connect_timeout=0.2)
-    threads = threading.active_count()
-    with pytest.raises(ConnectionError, match=re.escape(f"no syncer at {address} within 0.2 s")):
-        client.start()
-    client.close()
-    assert threading.active_count() == threads
+    with reserved_port() as port:
+        client = SyncerClient(f"127.0.0.1:{port}", 0, SMALL, connect_timeout=0.2)
+        with pytest.raises(ConnectionError, match=re.escape(f"no syncer at 127.0.0.1:{port} within 0.2 s")):
+            client.start()
+        client.close()
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("yeto-")] == []
 
 
-def test_a_syncer_that_starts_later_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(connection, "FIRST_DIAL_WAIT", 0.01)
-    with ScriptedSyncer() as gone:
-        port = gone.port
-    client = SyncerClient(f"127.0.0.1:{port}", 0, SMALL, num_streams=1, connect_timeout=WAIT)
+def watch_dials(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Is set when a dial has failed."""
     failed_once = threading.Event()
     dial = channel.dial
 
@@ -113,23 +107,31 @@ def test_a_syncer_that_starts_later_is_waited_for(
             raise
 
     monkeypatch.setattr(connection, "dial", watched)
-    starter = threading.Thread(target=client.start)
-    starter.start()
-    assert failed_once.wait(WAIT)
-    with ScriptedSyncer(port=port) as late:
-        assert late.next_peer().complete
-        starter.join(WAIT)
-        assert client.connected
-        client.close()
+    return failed_once
+
+
+def test_a_syncer_that_starts_later_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connection, "FIRST_DIAL_WAIT", 0.01)
+    failed_once = watch_dials(monkeypatch)
+    with reserved_port() as port:
+        client = SyncerClient(f"127.0.0.1:{port}", 0, SMALL, num_streams=1, connect_timeout=WAIT)
+        starter = threading.Thread(target=client.start)
+        starter.start()
+        assert failed_once.wait(WAIT)
+        with ScriptedSyncer(port=port) as late:
+            assert late.next_peer().complete
+            starter.join(WAIT)
+            assert client.connected
+            client.close()
     told = [each.getMessage() for each in caplog.records if "no syncer at" in each.getMessage()]
     assert len(told) == 1, "the wait is told once, not at each try"
     assert told[0].startswith(f"no syncer at 127.0.0.1:{port} yet (")
 
 
-def test_closing_ends_a_patient_start() -> None:
-    with ScriptedSyncer() as gone:
-        address = gone.address
-    client = SyncerClient(address, 0, SMALL, connect_timeout=900)
+def test_closing_ends_a_patient_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed_once = watch_dials(monkeypatch)
     errors: list[BaseException] = []
 
     def start() -> None:
@@ -138,9 +140,12 @@ def test_closing_ends_a_patient_start() -> None:
         except ConnectionError as error:
             errors.append(error)
 
-    starter = threading.Thread(target=start)
-    starter.start()
-    client.close()
-    starter.join(WAIT)
-    assert not starter.is_alive()
+    with reserved_port() as port:
+        client = SyncerClient(f"127.0.0.1:{port}", 0, SMALL, connect_timeout=900)
+        starter = threading.Thread(target=start)
+        starter.start()
+        assert failed_once.wait(WAIT)
+        client.close()
+        starter.join(WAIT)
+        assert not starter.is_alive()
     assert "closed while it was connecting" in str(errors[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -26,12 +27,6 @@ from yeto_learner import (
 from yeto_proto._generated import messages as wire
 from yeto_proto._generated.errors import BadArgument
 from yeto_proto.layout import build_layout
-
-
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    with Processes() as started:
-        yield started
 
 
 @contextmanager
@@ -181,7 +176,7 @@ def test_a_session_that_differs_is_refused_while_the_other_learner_goes_on(proce
 HOLDER = """
 import signal, sys
 from yeto_learner.identity import IdentityLock
-lock = IdentityLock(("127.0.0.1", int(sys.argv[1])), 0, b"c" * 32)
+lock = IdentityLock(("127.0.0.1", 1), 0, bytes.fromhex(sys.argv[1]))
 lock.take()
 print("holds", flush=True)
 signal.pause()
@@ -197,9 +192,10 @@ def test_two_learners_with_one_id() -> None:
 
 
 def test_an_id_is_free_again_after_its_process_whatever_ended_it(processes: Processes) -> None:
-    lock = identity.IdentityLock(("127.0.0.1", 1), 0, b"c" * 32)
-    other = identity.IdentityLock(("127.0.0.1", 1), 1, b"c" * 32)
-    holder = processes.run(sys.executable, "-c", HOLDER, "1")
+    contract = os.urandom(32)  # the locks are the whole machine's, another run of this test's as well
+    lock = identity.IdentityLock(("127.0.0.1", 1), 0, contract)
+    other = identity.IdentityLock(("127.0.0.1", 1), 1, contract)
+    holder = processes.run(sys.executable, "-c", HOLDER, contract.hex())
     holder.stdout.wait_for("holds")
     with pytest.raises(LearnerIdInUseError, match=f"in process {holder.pid}"):
         lock.take()
@@ -208,7 +204,7 @@ def test_an_id_is_free_again_after_its_process_whatever_ended_it(processes: Proc
     holder.kill()
     lock.take()
     with pytest.raises(LearnerIdInUseError, match="this one"):
-        identity.IdentityLock(("127.0.0.1", 1), 0, b"c" * 32).take()
+        identity.IdentityLock(("127.0.0.1", 1), 0, contract).take()
     lock.release()
     lock.release()
     lock.take()

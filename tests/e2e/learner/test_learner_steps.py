@@ -134,14 +134,10 @@ def test_a_stalled_syncer_never_blocks_a_step() -> None:
         for attempt in range(1, 9):
             peer.send(wire.PullReq(0, 1, attempt))
         arrived(made, pulls=8)
-        slowest = 0.0
         for _ in range(6):
             train(arrays)
-            begun = time.monotonic()
-            made.step(tokens=1)
-            slowest = max(slowest, time.monotonic() - begun)
+            made.step(tokens=1)  # one that waited for the syncer would never return: it reads after all six
         assert made.pending_pulls >= 4  # only what the buffers hold was taken off
-        assert slowest < 5
         peer.reading.set()
         seen = {peer.expect(wire.PushFragment).round_attempt for _ in range(8 - made.pending_pulls)}
         deadline = time.monotonic() + WAIT

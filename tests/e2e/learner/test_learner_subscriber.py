@@ -82,6 +82,7 @@ def test_an_incomplete_final_cut_leaves_the_parameters_untouched() -> None:
         Subscriber(arrays, syncer.address, observer_id=7, num_fragments=2, num_streams=1) as subscriber,
     ):
         syncer.next_peer().send(wire.FinalManifest(6, (5, 6)))
+        assert subscriber.client.finalizing.wait(WAIT)
         with pytest.raises(TimeoutError, match="incomplete"):
             subscriber.finish(0.2)
         for name, array in arrays.items():

@@ -50,6 +50,7 @@ def test_what_is_missing_of_the_final_cut_is_named(
         client.wait_for_final_fragments(0.05)
     peer.send_chunked(wire.FinalFragment(0, 8, values(SMALL.fragments[0].numel)))
     peer.send(wire.FinalManifest(9, (9, 8)))
+    assert client.finalizing.wait(WAIT)
     with pytest.raises(
         TimeoutError, match=r"fragment 0: version 9 wanted, .* held, fragment 1: version 8 wanted, none"
     ):

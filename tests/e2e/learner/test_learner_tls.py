@@ -83,7 +83,7 @@ def test_a_syncer_without_tls_is_not_waited_for_for_ever() -> None:
 
 
 def test_closing_ends_a_handshake_that_stalls() -> None:
-    with socket.socket() as silent:  # the kernel accepts, and nobody ever answers
+    with socket.socket() as silent:  # nobody ever answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         client = SyncerClient(silent.getsockname(), 0, LAYOUT, tls=trusting(), connect_timeout=900)
@@ -97,8 +97,12 @@ def test_closing_ends_a_handshake_that_stalls() -> None:
 
         starter = threading.Thread(target=start)
         starter.start()
-        client.close()
-        starter.join(WAIT)
+        silent.settimeout(WAIT)
+        dialled, _ = silent.accept()
+        with dialled:
+            assert dialled.recv(1)  # the handshake is under way
+            client.close()
+            starter.join(WAIT)
         assert not starter.is_alive()
         assert isinstance(errors[0], ConnectionAbortedError)
 

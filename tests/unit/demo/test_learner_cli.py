@@ -32,7 +32,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
-    assert re.fullmatch(r"yeto-learner \d+\.\d+\.\d+\n", capsys.readouterr().out)
+    assert re.fullmatch(r"yeto-learner \d+\.\d+\.\d+ \(protocol 4\)\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "are required: COMMAND; command line; see yeto-learner --help"),
         (["nothing"], "invalid choice: 'nothing'"),
-        (["demo", "--port", "70000"], "--port: 70000 is not a port: 0 to 65535"),
+        (["demo", "--port", "70000"], "--port: must be 0 to 65535, got 70000"),
         (["demo", "--port", "x"], "--port: must be a whole number, got 'x'"),
-        (["demo", "--seed", "-1"], "--seed: -1 is negative"),
+        (["demo", "--seed", "-1"], "--seed: must be at least 0, got -1"),
         (["demo", "--seed", "x"], "--seed: must be a whole number, got 'x'"),
         (["layout", "model.safetensors", "--fragments", "x"], "--fragments: must be a whole number, got 'x'"),
+        (["layout", "model.safetensors", "--fragments", "0"], "--fragments: must be at least 1, got 0"),
         (["doctor"], "are required: HOST:PORT; command line; see yeto-learner doctor --help"),
     ],
 )

@@ -11,6 +11,8 @@ from yeto_learner import outbox as module
 from yeto_learner.outbox import Outbox, Ticket
 from yeto_proto._generated.messages import Buffer
 
+WAIT_S = 120.0
+
 
 class Wire:
     """A peer that takes frames only while its gate is open."""
@@ -25,7 +27,7 @@ class Wire:
 
     def write(self, buffers: list[Buffer]) -> None:
         self.entered.release()
-        assert self._gate.wait(10)
+        assert self._gate.wait(WAIT_S)
         if self._broken:
             raise BrokenPipeError
         self.frames.append(b"".join(buffers))
@@ -54,7 +56,7 @@ class Runner:
         self._thread.start()
 
     def join(self) -> None:
-        self._thread.join(10)
+        self._thread.join(WAIT_S)
         assert not self._thread.is_alive()
 
 
@@ -77,7 +79,7 @@ def test_frames_are_written_in_order_and_the_message_settles_with_the_last() -> 
         assert outbox.put([b"%d" % number, b"!"], ticket)
     assert fate.delivered is None  # the sender may still add frames
     ticket.written()
-    assert fate.known.wait(10)
+    assert fate.known.wait(WAIT_S)
     assert fate.delivered is True
     outbox.close()
     runner.join()
@@ -90,13 +92,13 @@ def test_a_full_queue_makes_the_sender_wait(monkeypatch: pytest.MonkeyPatch) -> 
     runner = Runner(outbox, wire)
     assert outbox.put([bytes(60)])
     assert outbox.put([bytes(40)])
-    assert wire.entered.acquire(timeout=10)
+    assert wire.entered.acquire(timeout=WAIT_S)
     assert outbox.queued_bytes == 100  # a frame that is being written still counts
     assert not outbox.offer([b"x"])
     with pytest.raises(TimeoutError):
         outbox.put([b"x"], deadline=time.monotonic() + 0.01)
     wire.open()
-    assert outbox.put([b"x"], deadline=time.monotonic() + 10)
+    assert outbox.put([b"x"], deadline=time.monotonic() + WAIT_S)
     outbox.close()
     runner.join()
 
@@ -125,7 +127,7 @@ def test_closing_drops_what_waits_and_wakes_the_sender(monkeypatch: pytest.Monke
     waiting = threading.Thread(target=lambda: answers.append(outbox.put([b"b"])))
     waiting.start()
     outbox.close()
-    waiting.join(10)
+    waiting.join(WAIT_S)
     assert answers == [False]
     assert fate.delivered is False
     assert not outbox.put([b"c"])
@@ -138,7 +140,7 @@ def test_the_fate_of_a_frame_that_is_being_written_is_its_writers() -> None:
     runner = Runner(outbox, wire)
     assert outbox.put([b"a"], ticket)
     ticket.written()
-    assert wire.entered.acquire(timeout=10)
+    assert wire.entered.acquire(timeout=WAIT_S)
     outbox.close()
     assert fate.delivered is None
     wire.open()
@@ -166,7 +168,7 @@ def test_a_message_over_two_queues_is_lost_with_either() -> None:
     assert second.put([b"b"], ticket)
     ticket.written()
     second.close()
-    assert fate.known.wait(10)
+    assert fate.known.wait(WAIT_S)
     assert fate.delivered is False
     first.close()
     runner.join()

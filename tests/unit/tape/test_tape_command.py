@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from tests.unit.tape.tapes import consolidated, eventful
 from yeto_proto._generated.files import TAPE
-from yeto_syncer import tape_cli
+from yeto_syncer import tape_commands
 from yeto_syncer.tape_cli import main
 from yeto_syncer.tape_file import read
 from yeto_syncer.tape_summary import summarize
@@ -260,7 +261,7 @@ def test_follow_waits_for_the_file_and_for_the_end(
         with path.open("ab") as file:
             file.write(next(steps))
 
-    monkeypatch.setattr(tape_cli.time, "sleep", grow)
+    monkeypatch.setattr(tape_commands.time, "sleep", grow)
     assert main(["follow", "--json", str(path)]) == 0
     out, err = capsys.readouterr()
     assert out.encode() == b"".join(json.dumps(json.loads(line)).encode() + b"\n" for line in lines)
@@ -276,9 +277,9 @@ def test_follow_with_keep_goes_on_behind_an_end(
     def look(_: float) -> None:
         looks.append(threading.get_ident())
         if len(looks) == 3:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(tape_cli.time, "sleep", look)
+    monkeypatch.setattr(tape_commands.time, "sleep", look)
     assert main(["follow", "--keep", str(tape)]) == 130
     assert "ended with exit code 0" in capsys.readouterr().out
 
@@ -288,7 +289,7 @@ def test_every_record_kind_has_a_line(kind: str) -> None:
     """One that is made of the fields of the specification, without an exception."""
     samples: dict[str, Any] = {"integer": 1, "number": 1.5, "text": "x", "true or false": True}
     fields = {name: samples.get(field.type, []) for name, field in TAPE[kind].items() if not field.optional}
-    line = tape_cli._line({**fields, **({} if kind == "commit" else {"event": kind})})
+    line = tape_commands._line({**fields, **({} if kind == "commit" else {"event": kind})})
     assert line.strip() and "\n" not in line
 
 
