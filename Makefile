@@ -3,7 +3,10 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --retries 10 --timeout 60 install --quiet
+
+# The tests start hundreds of processes: each would compile every module again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full check format gen docs bench bench-peers conform study fuzz soak coverage clean
@@ -81,7 +84,7 @@ study: $(VENV)/.dev ## Play the goodput study (some ten minutes) and write its p
 	@$(BIN)/python -m tests.study $(ARGS)
 
 fuzz: $(VENV)/.dev ## Run the property tests for a minute each
-	@YETO_HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest tests/property $(ARGS)
+	@YETO_HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest tests/property $(ARGS)
 
 soak: $(VENV)/.dev ## 5,000 rounds with reconnects under hostile load; memory, descriptors and threads must not grow
 	@$(BIN)/python tests/soak/run.py $(ARGS)

@@ -7,6 +7,7 @@ A case is any mapping in `spec/cases/` with the keys `rule` (an id or a list of 
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,7 +84,7 @@ def cover(spec: Spec, tests: Path) -> Coverage:
     unknown: list[SpecFault] = []
     for path in sorted(tests.rglob("test_*.py")):
         shown = path.relative_to(tests.parent).as_posix()
-        for rule, test, line in _marks(ast.parse(path.read_text(encoding="utf-8"))):
+        for rule, test, line in _marks(path.read_text(encoding="utf-8")):
             if rule in found:
                 found[rule].tests.append(f"{shown}::{test}")
             else:
@@ -145,8 +146,13 @@ def _ids(case: Table) -> list[str]:
     return [str(each.value) for each in leaves if isinstance(each, Leaf)]
 
 
-def _marks(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
-    """Rule, name of the test and line of each `...mark.rule("...")` in a module."""
+@functools.cache
+def _marks(text: str) -> list[tuple[str, str, int]]:
+    """Rule, name of the test and line of each `...mark.rule("...")` in the text of a module."""
+    return list(_marked(ast.parse(text))) if "mark.rule" in text else []
+
+
+def _marked(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
     for function in ast.walk(tree):
         if isinstance(function, (ast.FunctionDef, ast.ClassDef)):
             for decorator in function.decorator_list:

@@ -24,7 +24,7 @@ from codegen.diagrams.ruler import Part
 from codegen.files import FileText, Section, Widths
 from codegen.machines import Machine
 from codegen.model import ErrorText
-from codegen.pipes import PipeText
+from codegen.pipes import WIDTHS, PipeText
 from codegen.places import Place, ends_in, places, raised_by
 from codegen.render import Output, environment
 from codegen.sequences import Sequence
@@ -32,6 +32,7 @@ from codegen.spec import Field, Frame, Rule, Spec
 from codegen.worked import NUMELS, Worked, value, worked
 
 FOLDER = "protocol"
+_FLAG = re.compile(r"(?<![\w/-])(--[a-z][a-z-]*[a-z])")
 _MARK = re.compile(r"\(D[1-9][0-9]?(, D[1-9][0-9]?)*\)")
 
 
@@ -58,13 +59,33 @@ def pages(spec: Spec) -> list[Output]:
 
 
 def _page(path: str, template: str, spec: Spec, view: PagesView, **more: Any) -> Output:
-    text = _environment().get_template(f"pages/{template}").render(spec=spec, view=view, **more)
-    up = "../" * path.count("/")
-    return Output(f"{FOLDER}/{path}", _MARK.sub(lambda mark: _linked(mark[0], up), text))
+    text = page_environment().get_template(f"pages/{template}").render(spec=spec, view=view, **more)
+    return Output(f"{FOLDER}/{path}", polished(text, "../" * path.count("/")))
+
+
+def polished(text: str, up: str) -> str:
+    """Flags as code, and marks of decisions, such as (D12), as links; not in code, drawings and headings.
+
+    `up` leads to the folder of the protocol.
+    """
+    lines, fenced = [], False
+    for line in text.split("\n"):
+        fenced ^= line.startswith("```")
+        if not fenced and not line.startswith(("<", "#", "```")):
+            parts = line.split("`")
+            parts[::2] = [_linked(_FLAG.sub(r"`\1`", part), up) for part in parts[::2]]
+            line = "`".join(parts)
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _linked(text: str, up: str) -> str:
+    return _MARK.sub(lambda mark: re.sub(r"D([1-9][0-9]?)", rf"[D\1]({up}decisions.md#D\1)", mark[0]), text)
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def page_environment() -> jinja2.Environment:
+    """Templates of pages, with the filters that they use."""
     env = environment()
     env.filters["cell"] = cell
     env.filters["line"] = lambda text: " ".join(text.split())
@@ -72,11 +93,6 @@ def _environment() -> jinja2.Environment:
     env.filters["lower_first"] = lambda text: text[:1].lower() + text[1:]
     env.filters["hexadecimal"] = lambda number: f"0x{number:X}"
     return env
-
-
-def _linked(mark: str, up: str) -> str:
-    """Marks of decisions, such as (D12) or (D11, D12), as links to them."""
-    return re.sub(r"D([1-9][0-9]?)", rf"[D\1]({up}decisions.md#D\1)", mark)
 
 
 def cell(text: str) -> str:
@@ -168,6 +184,19 @@ class PagesView:
         """All rules of a frame."""
         return (*frame.rules, *frame.extra_rules)
 
+    def sentence(self, rule: Rule, up: str = "../") -> str:
+        """What a rule demands, each constant with its value and linked; `up` leads to the folder."""
+
+        def shown(name: re.Match[str]) -> str:
+            constant = (name[1] or name[2]).upper()
+            if not isinstance(self.spec.constants.get(constant) and self.spec.constant(constant), int):
+                return name[0]
+            numerics = any(each.name == constant for each in self.spec.numerics.constants)
+            page = "numerics.md" if numerics else "limits.md"
+            return f"[{constant}]({up}{page}#{constant}) ({self.constant(constant)})"
+
+        return re.sub(r"\bpreset\.([a-z_]+)\b|\b([A-Z][A-Z0-9]*_[A-Z0-9_]+)\b", shown, rule.sentence)
+
     def limit(self, frame: Frame) -> str:
         """The largest payload in words, worked out for one size where it follows from the session."""
         bulk = frame.text.bulk
@@ -222,6 +251,16 @@ class PagesView:
             rows.append((f"{place}{before}", f"4 * {array.count}", "all", array))
         return rows
 
+    def header_ruler(self) -> str:
+        """The drawing of the bytes of the header."""
+        parts = [Part(each.name, each.size) for each in self.spec.header.fields]
+        return ruler.ruler("Bytes of the header", parts)
+
+    def pipe_ruler(self, text: PipeText) -> str:
+        """The drawing of the bytes of a frame on a pipe."""
+        parts = [Part(each.name, WIDTHS[each.type]) for each in text.fields]
+        return ruler.ruler(f"Bytes of a frame of the {text.title}", parts, [Part("payload", None)])
+
     def section_ruler(self, text: FileText, section: Section) -> str:
         """The drawing of the bytes of a section, in the newest version."""
         widths = Widths(self.spec)
@@ -232,6 +271,10 @@ class PagesView:
     def raised_by(self, error: str) -> list[Place]:
         """The rules that end in an error, and the promises that it belongs to."""
         return raised_by(self.spec, self.places, error)
+
+    def errors_of(self, rule: str) -> list[str]:
+        """The errors that a promise of `behaviour/` belongs to."""
+        return [name for name, (_, error) in self.spec.errors.items() if rule in error.rules]
 
     def ends_in(self, frame: Frame) -> dict[str, list[str]]:
         """The errors that a frame can end in, each with its rules."""
@@ -259,6 +302,19 @@ class PagesView:
             return f"Found in a file; where that is judged for a HELLO, it {sentence}"
         return sentence[:1].upper() + sentence[1:]
 
+    def chunk_total(self, side: str) -> str:
+        """The longest message inside CHUNKs that a side takes, in numbers for one size of fragment."""
+        found = []
+        for each in self.spec.enums["Dtype"].values:
+            known: dict[str, Any] = {"fragment.numel": NUMELS[0], "session.dtype": each.name}
+            for frame in self.spec.frames:
+                bulk = frame.text.bulk
+                if bulk is not None and bulk.length is not None:
+                    known[f"limit.{frame.name}"] = frame.head_size + value(self.spec, bulk.length, known)
+            total = value(self.spec, getattr(self.spec.limits.chunk_total, side), known)
+            found.append(f"{each.name.lower()} {total:,}")
+        return f"for a largest fragment of {NUMELS[0]:,} values {', '.join(found)}"
+
     def constant(self, name: str) -> str:
         """The value of a constant for a table."""
         value = self.spec.constant(name)
@@ -266,10 +322,7 @@ class PagesView:
             return ", ".join(f"0x{each:08X}" for each in value)
         if isinstance(value, bytes):
             return repr(value)[1:].strip("'").replace("\\x00", "\\0")
-        return (
-            f"{value:,}"
-            if isinstance(value, int) and value < 1 << 31
-            else f"0x{value:X}"
-            if isinstance(value, int)
-            else str(value)
-        )
+        if isinstance(value, int):
+            counts = value < 1 << 31 or self.spec.constants[name].unit
+            return f"{value:,}" if counts else f"0x{value:X}"
+        return str(value)

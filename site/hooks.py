@@ -14,6 +14,7 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 
 import commands  # noqa: E402  # the two folders have to be on the path first
 
+from codegen import failures  # noqa: E402
 from codegen.pages import pages  # noqa: E402
 from codegen.parts import load  # noqa: E402
 
@@ -22,6 +23,8 @@ def on_files(files: Files, config: Any) -> Files:
     """Render the generated pages."""
     for each in pages(load(ROOT / "spec")):
         files.append(File.generated(config, each.path, content=each.text))
+    messages = failures.page(failures.load(HERE / "failures.yaml"))
+    files.append(File.generated(config, "errors.md", content=messages))
     for path, text in commands.pages():
         files.append(File.generated(config, path, content=text))
     return files

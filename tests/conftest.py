@@ -1,6 +1,7 @@
 """What every test shares: Hypothesis profiles, and one place to import the suite's own helpers from.
 
-`YETO_HYPOTHESIS_PROFILE=deep`, set by `make fuzz` and at the end of `make test-full`, gives many examples.
+`YETO_HYPOTHESIS_PROFILE=deep`, set at the end of `make test-full`, gives many examples. These are the same in
+every run, so that a run tells of the change and not of its luck; `make fuzz` (`fuzz`) looks for new ones.
 """
 
 from __future__ import annotations
@@ -12,12 +13,18 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Several tests run at a time, and each process that they start would spread its products over all cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Helpers such as tests/e2e/processes.py are plain modules; tests import them as `tests.e2e.processes`.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 SLOW_DATA = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
-settings.register_profile("default", max_examples=50, deadline=None, suppress_health_check=SLOW_DATA)
-settings.register_profile("deep", max_examples=400, deadline=None, suppress_health_check=SLOW_DATA)
+PROFILES = {"default": (50, True), "deep": (400, True), "fuzz": (400, False)}
+for name, (examples, same) in PROFILES.items():
+    settings.register_profile(
+        name, max_examples=examples, derandomize=same, deadline=None, suppress_health_check=SLOW_DATA
+    )
 settings.load_profile(os.environ.get("YETO_HYPOTHESIS_PROFILE", "default"))
 
 

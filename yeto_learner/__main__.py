@@ -1,19 +1,15 @@
-"""`yeto-learner`, also as `python -m yeto_learner`."""
+"""Where `yeto-learner` starts, also as `python -m yeto_learner`."""
 
 from __future__ import annotations
 
 import sys
 
-from yeto_proto.console.early import leave_at_once, open_streams
+from yeto_proto.console.early import start
 
 
 def main() -> int:
-    """The exit code. The command itself is loaded when a signal can no longer show up as a traceback."""
-    open_streams()
-    leave_at_once()
-    from yeto_learner import cli
-
-    return cli.main()
+    """The exit code."""
+    return start("yeto_learner.cli")
 
 
 if __name__ == "__main__":

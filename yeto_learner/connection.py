@@ -30,7 +30,7 @@ from .channel import Address, Channel, dial
 from .core.link import Link
 from .core.redial import FIRST_DIAL_TIMEOUT, FIRST_DIAL_WAIT, REDIAL_TIMEOUT, redial_waits
 from .errors import ProtocolError, SessionRejectedError
-from .group import Group
+from .group import ClosedByPeerError, Group
 from .hashing import BlockHasher, SharedReassembler
 from .reception import ReceptionMemory
 
@@ -253,10 +253,22 @@ class Connection:
                 self.group = None
                 self._lost = group
                 if not self.closed.is_set() and not self.link.shutdown and failure is None:
-                    log.warning("connection to the syncer at %s lost: %s", _name(self.address), cause)
+                    self._tell_lost(cause)
             self.changed.notify_all()
         # Not under the lock: a ticket that is settled here may ask for it.
         group.close_sending()
+
+    def _tell_lost(self, cause: BaseException) -> None:
+        address = _name(self.address)
+        if isinstance(cause, ClosedByPeerError):
+            what = f"the syncer at {address} closed the connection"
+        else:
+            what = f"the connection to the syncer at {address} is lost ({cause})"
+        if self._max_reconnects is None:
+            patience = "until it is back"
+        else:
+            patience = f"at most {self._max_reconnects - self.reconnects} times more"
+        log.warning("%s; it is dialled again %s", what, patience)
 
     # -- the supervisor
 
@@ -294,6 +306,7 @@ class Connection:
 
     def _redial(self) -> bool:
         """Try until connected; False when the client is over."""
+        begun, told = time.monotonic(), False
         for wait in redial_waits():
             if self._max_reconnects is not None and self.reconnects >= self._max_reconnects:
                 with self.changed:
@@ -314,9 +327,13 @@ class Connection:
                     self.changed.notify_all()
                 return False
             except OSError as error:
-                log.info("redial of %s failed: %s", _name(self.address), error)
+                # One line an outage: it may last for days.
+                level = logging.DEBUG if told else logging.INFO
+                told = True
+                log.log(level, "no syncer at %s yet (%s); trying on", _name(self.address), error)
             else:
-                log.info("connected again to %s", _name(self.address))
+                seconds = time.monotonic() - begun
+                log.info("connected again to %s after %.0f s", _name(self.address), seconds)
                 return True
         return False
 

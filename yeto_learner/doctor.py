@@ -29,6 +29,7 @@ from yeto_proto._generated.types import Dtype, FrameType, MergeMode, Role
 from yeto_proto.codec import header
 from yeto_proto.errors_base import YetoError
 from yeto_proto.layout import Fragment, Layout, Tensor
+from yeto_proto.probe import NOBODY
 from yeto_proto.reader import FrameReader
 from yeto_proto.session import Session
 from yeto_proto.writer import frame
@@ -39,10 +40,6 @@ ANSWER_S = 5.0
 
 SILENCE_S = 1.5
 """A syncer says nothing to a HELLO that it accepts; this much silence counts as acceptance."""
-
-NOBODY = 2**32 - 1
-"""A learner id that no run has: ids end below the number of learners, which is a u32."""
-
 
 _FOREIGN = "the port may speak TLS (give --tls-ca FILE), or belong to something else"
 

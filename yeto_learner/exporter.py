@@ -1,5 +1,5 @@
-"""Pushes leave the training loop here: a bounded set of delta buffers, and one thread that encodes and
-streams them.
+"""Pushes leave the training loop here, and INITs for a syncer that came back without parameters: a bounded
+set of delta buffers, and one thread that encodes and streams them.
 
 The step boundary writes a delta into a buffer and goes on.  When all buffers are in use the pull simply stays
 pending.
@@ -7,9 +7,10 @@ pending.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -80,7 +81,7 @@ class Exporter:
         self._buffers = buffers
         self._journal = journal
         self._changed = threading.Condition()
-        self._jobs: deque[tuple[Answer, F32, Collection[JournaledRecord]]] = deque()
+        self._jobs: deque[Callable[[], None]] = deque()
         self._settled: deque[tuple[Answer, int | None]] = deque()
         self._closed = False
         self._failure: BaseException | None = None
@@ -94,7 +95,13 @@ class Exporter:
         # A record that is saved later knows of this answer; those from before have to be told.
         records = self._journal.records
         with self._changed:
-            self._jobs.append((answer, delta, records))
+            self._jobs.append(lambda: self._send(answer, delta, records))
+            self._changed.notify_all()
+
+    def submit_init(self, fragment_id: int, values: F32) -> None:
+        """Send these values as INIT, from a buffer of `DeltaBuffers`, which goes back there in the end."""
+        with self._changed:
+            self._jobs.append(lambda: self._send_init(fragment_id, values))
             self._changed.notify_all()
 
     def settled(self) -> Iterator[tuple[Answer, int | None]]:
@@ -121,12 +128,20 @@ class Exporter:
                 self._changed.wait_for(lambda: self._jobs or self._closed)
                 if self._closed:
                     return
-                answer, delta, records = self._jobs.popleft()
+                job = self._jobs.popleft()
             try:
-                self._send(answer, delta, records)
+                job()
             except (OSError, ValueError, MemoryError) as error:
                 self._failure = error
                 return
+
+    def _send_init(self, fragment_id: int, values: F32) -> None:
+        # Copies, because the queues hold the parts of f32 beyond the life of the buffer's values. A
+        # connection that is lost meanwhile is looked at anew at a later boundary.
+        parts = map(bytes, encoded_parts(self._client.session.bulk_dtype, values))
+        with contextlib.suppress(PartialMessageGenerationLost):
+            self._client.send_init_parts(fragment_id, parts)
+        self._buffers.give(values)
 
     def _send(self, answer: Answer, delta: F32, records: Collection[JournaledRecord]) -> None:
         dtype = self._client.dtype

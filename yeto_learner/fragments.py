@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from .parameters import Parameters
 from .record import SavedAnchor
 
 __all__ = ["FragmentValues"]
+
+ANCHOR_STEP: Final = 1 << 18  # values of an anchor that are converted at a time
 
 
 class FragmentValues:
@@ -67,6 +70,13 @@ class FragmentValues:
             mode, self._spans[number], self.parameters, anchor, update.data, self._wire_dtype, self._alpha
         )
         self.parameters.flush()
+
+    def read_anchor(self, fragment_id: int, out: F32) -> None:
+        """out = anchor."""
+        anchor = self._anchors[fragment_id]
+        for start in range(0, anchor.numel, ANCHOR_STEP):
+            count = min(ANCHOR_STEP, anchor.numel - start)
+            out[start : start + count] = anchor.read(start, count)
 
     def write_delta(self, fragment_id: int, out: F32) -> None:
         """out = local - anchor.  Raises NonFiniteParameterError that names the tensor.
@@ -160,8 +170,8 @@ class FragmentValues:
             anchor = Anchor(self._numels[number], self._anchor_dtype)
             if dtypes.encoded_bytes(saved.dtype, anchor.numel) != saved.data.nbytes:
                 raise ValueError(f"the resume record's anchor of fragment {number} has the wrong size")
-            for start in range(0, anchor.numel, 1 << 18):
-                count = min(1 << 18, anchor.numel - start)
+            for start in range(0, anchor.numel, ANCHOR_STEP):
+                count = min(ANCHOR_STEP, anchor.numel - start)
                 width = dtypes.encoded_bytes(saved.dtype, 1)
                 part = saved.data[start * width : (start + count) * width]
                 anchor.load(start, count, saved.dtype, part.data)

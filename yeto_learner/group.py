@@ -18,11 +18,15 @@ from yeto_proto.writer import size
 from .channel import Channel
 from .outbox import Outbox
 
-__all__ = ["Group"]
+__all__ = ["ClosedByPeerError", "Group"]
 
 # How long a lost group goes on reading: when the syncer refuses a connection, its ERROR may lie behind the
 # failure that was noticed first, on another socket.
 LINGER: Final = 0.25  # seconds
+
+
+class ClosedByPeerError(ConnectionError):
+    """The syncer ended a socket in order, as it does when it is stopped."""
 
 
 class Group:
@@ -70,7 +74,7 @@ class Group:
         cause: BaseException = RuntimeError("a connection thread ended by a fault of this program")
         try:
             work(*args)
-            cause = ConnectionError("the connection was closed")
+            cause = ClosedByPeerError("the connection was closed")
         except (OSError, YetoError) as error:
             cause = error
         finally:

@@ -49,6 +49,7 @@ from .logs import show_log_lines
 from .parameters import Parameters, as_parameters
 from .record import ResumeRecord
 from .resume import Resume
+from .second_init import SecondInit
 
 __all__ = ["Learner"]
 
@@ -84,7 +85,7 @@ class Learner:
         heartbeat_s: 0 for none; heartbeat_stall_s: it falls silent when no step is done for so long.
         initial_cut_timeout_s: bound of the wait for the first broadcasts, 0 for no wait.
         resume: a `ResumeRecord` or the path of one; init_probe_s: how long a resumed learner 0 waits for the
-        syncer's state before it sends its own.
+        syncer's state before it sends its own. A running one that dialled again waits at most 60 s.
         accept_rewound_catch_up: follow a syncer that restarted from an older checkpoint.
         finalization_timeout_s: bound of `finish`.
         show_progress: draw a bar on a terminal while the first or the final cut takes more than a second.
@@ -176,6 +177,11 @@ class Learner:
         self._buffers = DeltaBuffers(session.max_numel)
         self._resume = Resume(self._boundary, self._values, session.fingerprint)
         self._exporter = Exporter(self.client, self._buffers, self._resume.journal)
+        self._second_init: SecondInit | None = None
+        if learner_id == 0 and accept_rewound_catch_up:  # without that it could not follow the syncer
+            self._second_init = SecondInit(
+                self.client, self._boundary, self._values, self._buffers, self._exporter, init_probe_s
+            )
         self._heartbeat = HeartbeatThread(self.client, heartbeat_s, heartbeat_stall_s)
         self._modes: Counter[InstallMode] = Counter()
         self._state = _State.NEW
@@ -287,6 +293,8 @@ class Learner:
         if client.connected:
             boundary.release_replaced(client.connection_generation)
             self._answer_pulls(catching_up)
+        if self._second_init is not None:
+            self._second_init.look()
         return self.done
 
     def _install_next(self) -> bool:

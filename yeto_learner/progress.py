@@ -8,14 +8,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+
+from yeto_proto.byte_bar import byte_bar
 
 __all__ = ["byte_progress"]
 
@@ -51,14 +45,7 @@ def byte_progress(
 def _draw(console: Console, title: str, total: int, done: Callable[[], int], over: threading.Event) -> None:
     if over.wait(DELAY):
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
+    with byte_bar(console, auto_refresh=False) as progress:
         task = progress.add_task(title, total=total)
         while not over.wait(REFRESH):
             # Framing costs a little more than the tensors: the count may pass the total.

@@ -9,19 +9,13 @@ fresh memory, which takes room only as it is filled, and not to a used block, wh
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Final
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
-from yeto_proto.memory import fresh
+from yeto_proto.memory import SLACK, SMALLEST, Block, fresh, lend
 
 __all__ = ["ReceptionMemory"]
-
-Block = npt.NDArray[np.uint8]
-
-SMALLEST: Final = 1 << 20  # bytes; the allocator of the C library keeps smaller blocks by itself
-SLACK: Final = 8  # a block serves a buffer that is smaller by up to an eighth
 
 
 class ReceptionMemory:
@@ -50,7 +44,7 @@ class ReceptionMemory:
             except (MemoryError, ValueError):
                 self._lent.discard(key)
                 raise
-        return np.asarray(_Loan(self, key, block, size)).data
+        return lend(block, size, partial(self.give, key))
 
     def give(self, key: object, block: Block) -> None:
         """A loan ends."""
@@ -70,21 +64,3 @@ class ReceptionMemory:
     def idle(self) -> int:
         """Bytes of the block that waits to be lent again."""
         return sum(block.size for block in tuple(self._idle))
-
-
-class _Loan:
-    """Holds a block for the arrays that look into it, and gives it back when they are gone."""
-
-    __slots__ = ("__array_interface__", "_block", "_home", "_key")
-
-    def __init__(self, home: ReceptionMemory, key: object, block: Block, size: int) -> None:
-        self._home, self._key, self._block = home, key, block
-        self.__array_interface__: dict[str, Any] = {
-            "version": 3,
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (block.__array_interface__["data"][0], False),
-        }
-
-    def __del__(self) -> None:
-        self._home.give(self._key, self._block)

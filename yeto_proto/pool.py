@@ -13,21 +13,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from .memory import fresh
+from .memory import SLACK, SMALLEST, Block, fresh, lend
 
 __all__ = ["BufferPool"]
 
-Block = npt.NDArray[np.uint8]
-
-SMALLEST: Final = 1 << 20  # bytes; the allocator of the C library keeps smaller blocks by itself
 STEPS: Final = 16  # size classes between a power of two and the next
 HEADROOM: Final = 1 << 16  # so that a payload behind its header is of the same class as its values alone
-SLACK: Final = 8  # a block serves a buffer that is smaller by up to an eighth
 
 
 class BufferPool:
@@ -60,7 +56,7 @@ class BufferPool:
             self._peak_bytes = max(self._peak_bytes, self._lent_bytes)
             dropped = self._trim()
         del dropped  # giving memory back to the operating system takes time: not under the lock
-        return np.asarray(_Loan(block, size, self._returned)).data
+        return lend(block, size, self._returned.append)
 
     def empty(self, numel: int, /) -> npt.NDArray[np.float32]:
         """An f32 array of `numel` values with any contents."""
@@ -109,25 +105,6 @@ class BufferPool:
             count += 1
         dropped, self._idle = self._idle[:count], self._idle[count:]
         return dropped
-
-
-class _Loan:
-    """Holds a block for the arrays that look into it, and gives it back when they are gone."""
-
-    __slots__ = ("__array_interface__", "_block", "_home")
-
-    def __init__(self, block: Block, size: int, home: deque[Block]) -> None:
-        self._block = block
-        self._home = home
-        self.__array_interface__: dict[str, Any] = {
-            "version": 3,
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (block.__array_interface__["data"][0], False),
-        }
-
-    def __del__(self) -> None:
-        self._home.append(self._block)
 
 
 def _rounded(size: int) -> int:

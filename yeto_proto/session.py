@@ -71,6 +71,11 @@ class Session:
         """Values of the fragment, all its tensors together."""
         return int(self.layout.fragment_numels[fragment_id])
 
+    @property
+    def bulk_dtype(self) -> Dtype:
+        """The dtype of INIT_PARAMS and BCAST_FRAGMENT: the session's, but bf16 where pushes are q4."""
+        return Dtype.BF16 if self.dtype is Dtype.Q4 else self.dtype
+
     def bulk_bytes(self, fragment_id: int) -> int:
         """Bytes of the fragment's tensor in INIT_PARAMS and BCAST_FRAGMENT."""
         return bulk_bytes(self.dtype, self.numel(fragment_id))

@@ -1,19 +1,25 @@
-"""`yeto-syncer`, also as `python -m yeto_syncer`."""
+"""Where `yeto-syncer` (also `python -m yeto_syncer`), `yeto-tape` and `yeto-checkpoint` start."""
 
 from __future__ import annotations
 
 import sys
 
-from yeto_proto.console.early import leave_at_once, open_streams
+from yeto_proto.console.early import start
 
 
 def main() -> int:
-    """The exit code. The command itself is loaded when a signal can no longer show up as a traceback."""
-    open_streams()
-    leave_at_once(quietly=True)  # before training a signal is a graceful stop (D22)
-    from yeto_syncer import cli
+    """`yeto-syncer`; the exit code. Before training a signal is a graceful stop (D22)."""
+    return start("yeto_syncer.cli", quietly=True)
 
-    return cli.main()
+
+def tape() -> int:
+    """`yeto-tape`; the exit code."""
+    return start("yeto_syncer.tape_cli")
+
+
+def checkpoint() -> int:
+    """`yeto-checkpoint`; the exit code."""
+    return start("yeto_syncer.checkpoint.cli")
 
 
 if __name__ == "__main__":

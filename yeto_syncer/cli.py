@@ -115,6 +115,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     argv = sys.argv[1:] if argv is None else argv
     environ = os.environ if environ is None else environ
     if argv and argv[0] == "plan":
+        leave_at_once()  # there is no run to stop gracefully
         from yeto_syncer.planner import command
 
         return command.main(argv[1:])

@@ -13,7 +13,6 @@ from typing import Final
 
 from yeto_proto.console import program
 from yeto_proto.console.parser import Parser, whole
-from yeto_proto.console.signals import SignalGuard
 
 MOST: Final = 1_000_000  # learners and fragments; each of them is looked for
 
@@ -75,14 +74,7 @@ tokens. Each fault is a line; exit 1 if there is one.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-
-    def run(guard: SignalGuard) -> int:
-        options = _parser().parse_args(arguments)
-        with guard.held():  # an exception in the middle of an import comes out as something else
-            from yeto_syncer import tape_commands
-        return tape_commands.run(options)
-
-    return program.run(run)
+    return program.dispatch(_parser, arguments, "yeto_syncer.tape_commands")
 
 
 def _parser() -> Parser:

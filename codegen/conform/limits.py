@@ -139,7 +139,7 @@ def _stream(
         "side": side,
         "session": {"dtype": known["dtype"], "layout": known["layout"]} if known else None,
         "admitted": session is not None,
-        "pieces": [[0, values.reference(data) if len(data) > 4096 else data.hex()]],
+        "pieces": [[0, values.reference(data)]],
         "end": True,
         "preset": preset,
     }
@@ -232,29 +232,21 @@ def _partial_cases(spec: Spec, session: Session) -> Iterator[Trace]:
         constant = limits["MAX_PARTIAL_MESSAGES"]
         most = int((constant.tiny if preset == "tiny" else spec.constant(constant.name)) or 0)
         for label, count in (("", most), ("-above", most + 1)):
-            data = b"".join(
-                bytes.fromhex(questions.chunk(spec, each, 20, 0, b"\xde")) for each in range(count)
-            )
-            yield _open(
-                spec,
-                session,
-                f"limit-partials-{preset}{label}",
-                "chunk.msg_id.partials",
-                data,
-                preset,
-                not label,
-            )
+            chunks = [questions.chunk(spec, each, 20, 0, b"\xde") for each in range(count)]
+            name = f"limit-partials-{preset}{label}"
+            yield _open(spec, session, name, "chunk.msg_id.partials", chunks, preset, not label)
     most = int(limits["MAX_RANGES"].tiny or 0)
     for label, count in (("", most), ("-above", most + 1)):
         places = range(20, 20 + 2 * count, 2)
-        data = b"".join(bytes.fromhex(questions.chunk(spec, 0, 77, each, b"\0")) for each in places)
-        yield _open(spec, session, f"limit-ranges-tiny{label}", "chunk.data.ranges", data, "tiny", not label)
+        chunks = [questions.chunk(spec, 0, 77, each, b"\0") for each in places]
+        name = f"limit-ranges-tiny{label}"
+        yield _open(spec, session, name, "chunk.data.ranges", chunks, "tiny", not label)
 
 
 def _open(
-    spec: Spec, session: Session, name: str, rule: str, data: bytes, preset: str, accepted: bool
+    spec: Spec, session: Session, name: str, rule: str, chunks: list[str], preset: str, accepted: bool
 ) -> Trace:
-    """Chunks that leave a message incomplete, which is no fault."""
-    request = _stream(name, [rule], "syncer", session, spec, data, None, preset).steps[0]["request"]
-    request = {**request, "pieces": [[0, data.hex()]]}
+    """Chunks that leave a message incomplete, which is no fault. Each is a piece of its own."""
+    request = _stream(name, [rule], "syncer", session, spec, b"", None, preset).steps[0]["request"]
+    request = {**request, "pieces": [[0, each] for each in chunks]}
     return _judged(spec, name, [rule], request, [] if accepted else None)

@@ -52,12 +52,12 @@ class Labels:
     def _after(self, verb: str, names: Any) -> list[str]:
         if verb not in ORDERED:
             raise BadLinkError(f"after belongs to {' or '.join(ORDERED)}, not to {verb}")
-        names = [names] if isinstance(names, str) else list(names)
-        for name in names:
+        wanted: list[str] = [names] if isinstance(names, str) else list(names)
+        for name in wanted:
             if name not in self._known:
                 raise BadLinkError(f"after: no step before this one has the label {name!r}")
-        self._named |= set(names)
-        return names
+        self._named |= set(wanted)
+        return wanted
 
     def _label(self, verb: str, label: Any) -> str:
         if verb not in LABELLED:
@@ -70,11 +70,10 @@ class Labels:
         return label
 
 
-def _within(verb: str, seconds: Any) -> float:
+def _within(verb: str, seconds: Any) -> int | float:
     least, most = WITHIN_S
     if verb not in TIMED:
         raise BadLinkError(f"within belongs to {', '.join(TIMED)}, not to {verb}")
-    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if not number or not least <= seconds <= most:
-        raise BadLinkError(f"within must be {least} to {most} seconds: it finds what hangs, not what is slow")
-    return seconds
+    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and least <= seconds <= most:
+        return seconds
+    raise BadLinkError(f"within must be {least} to {most} seconds: it finds what hangs, not what is slow")

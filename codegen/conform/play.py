@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ class Play:
         self.groups: dict[str, Group] = {}
         self.lines: list[Line] = []
         self.labels = links.Labels()
+        self.ramps: dict[bytes, Line] = {}  # the recipes of long tensors, by their bytes
 
     def run(self) -> list[Line]:
         """The lines of all steps."""
@@ -234,7 +236,7 @@ class Play:
                 "contract": self.session.contract_hash.hex(),
             }
             data = files.snapshot(self.spec, {**own, **body["snapshot"]})
-        self.lines.append({"do": "place", "name": name, "wire": data.hex()})
+        self.lines.append({"do": "place", "name": name, "wire": self._refer(data)})
 
     def do_launch(self, body: Any) -> None:
         """Start the syncer under test without waiting for it to be ready."""
@@ -341,7 +343,17 @@ class Play:
         dtypes = {"FINAL_FRAGMENT": "F32", "PUSH_FRAGMENT": self.session.dtype}
         dtype = dtypes.get(frame, self.session.bulk_dtype)
         found = values.values_of(text, numel, self.case.where)
-        return values.pack(self.spec, dtype, found, self.case.where)
+        data = values.pack(self.spec, dtype, found, self.case.where)
+        if isinstance(text, Mapping):
+            digest = hashlib.sha256(data).hexdigest()
+            recipe = {"gen": "ramp", **text, "dtype": dtype, "len": len(data), "sha256": digest}
+            self.ramps[data] = recipe
+        return data
+
+    def _refer(self, data: bytes) -> Any:
+        """Bytes as a line has them."""
+        long = len(data) > values.INLINE
+        return self.ramps[data] if long and data in self.ramps else values.reference(data)
 
     def _expected(self, name: str, frame: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The fields that are compared: what the case gives, with the bytes of its values."""
@@ -370,10 +382,11 @@ class Play:
     ) -> None:
         """A frame that is sent: its decoded fields, and its bytes with a space between fields."""
         found = self._parts(frame, fields) if key is None else self._sealed(frame, fields, key)
-        parts = [values.reference(data) for _, data in found if data]
         texts: list[Any] = []
-        for part in parts:
-            if isinstance(part, str) and texts and isinstance(texts[-1], str):
+        for part in (self._refer(data) for _, data in found if data):
+            if isinstance(part, list):
+                texts += part
+            elif isinstance(part, str) and texts and isinstance(texts[-1], str):
                 texts[-1] += f" {part}"
             else:
                 texts.append(part)
@@ -412,5 +425,5 @@ class Play:
         short = dict(fields)
         bulk = self.spec.frame(frame).text.bulk
         if bulk is not None and isinstance(short.get(bulk.name), bytes):
-            short[bulk.name] = values.reference(short[bulk.name])
+            short[bulk.name] = self._refer(short[bulk.name])
         return short

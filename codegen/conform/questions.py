@@ -133,15 +133,12 @@ def _chunked(
     for number, (start, end) in enumerate(inner.pieces or ((0, len(data)),)):
         socket = inner.sockets[number % len(inner.sockets)]
         if number in inner.bare:
-            pieces.append([socket, data.hex()])
+            pieces.append([socket, values.reference(data)])
             continue
         total = inner.totals[number % len(inner.totals)] if inner.totals else len(data)
-        pieces.append(
-            [
-                socket,
-                chunk(spec, inner.msg_ids[number % len(inner.msg_ids)], total, start, patched[start:end]),
-            ]
-        )
+        message = inner.msg_ids[number % len(inner.msg_ids)]
+        piece = bytes.fromhex(chunk(spec, message, total, start, patched[start:end]))
+        pieces.append([socket, values.reference(piece)])
     known = session.json(spec)
     request = {
         "op": "stream",
@@ -152,8 +149,8 @@ def _chunked(
         "end": True,
         "preset": inner.preset,
     }
-    message = {"frame": inner.frame, "fields": wire.to_json(spec, inner.frame, fields)}
-    return request, {"ok": True, "messages": [message] * inner.done}
+    whole = {"frame": inner.frame, "fields": wire.to_json(spec, inner.frame, fields)}
+    return request, {"ok": True, "messages": [whole] * inner.done}
 
 
 def chunk(spec: Spec, message: int, total: int, offset: int, data: bytes | bytearray) -> str:

@@ -41,6 +41,8 @@ class Trace:
             "expect": self.expect,
             "doc": " ".join(self.doc.split()),
             "preset": "wire",
+            "session": None,  # that of a codec stands with each question
+            "side": self.role,
             **self.more,
         }
         return "".join(json.dumps(each, ensure_ascii=True) + "\n" for each in (head, *self.steps))

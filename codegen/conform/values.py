@@ -14,7 +14,9 @@ from typing import Any
 from codegen.faults import SpecFault, Where
 from codegen.spec import Spec
 
-_INLINE = 256  # bytes that stand in a line of a trace; more become a reference
+INLINE = 256  # bytes that stand in a line of a trace; more become a reference
+_PERIODS = (1, 2, 4, 8)  # bytes of a pattern that repeats inside other bytes
+_RUN = 24  # bytes of a repeated pattern that are worth a reference of their own
 
 
 def ramp(seed: int, scale: float, numel: int) -> list[float]:
@@ -62,17 +64,45 @@ def _constant_q4(spec: Spec, values: Sequence[float], where: Where) -> bytes:
     return data
 
 
-def reference(data: bytes) -> str | dict[str, Any]:
-    """Bytes for a line of a trace: hexadecimal, or for long ones the repeated pattern that gives them."""
-    if len(data) <= _INLINE:
+def reference(data: bytes) -> Any:
+    """Bytes for a line of a trace: in hexadecimal, and long ones as the repeated patterns that give them."""
+    if len(data) <= INLINE:
         return data.hex()
     for period in (1, 2, 4, 8, 16, 132):
         if (data[:period] * (len(data) // period + 1))[: len(data)] == data:
-            pattern = data[:period].hex()
-            return {
-                "gen": "fill",
-                "hex": pattern,
-                "len": len(data),
-                "sha256": hashlib.sha256(data).hexdigest(),
-            }
-    return data.hex()
+            return filled(data[:period], data)
+    parts = _runs(data)
+    short = all(len(part) <= INLINE for part, period in parts if not period)
+    if len(parts) == 1 or not short:
+        return data.hex()
+    return [filled(part[:period], part) if period else part.hex() for part, period in parts]
+
+
+def filled(pattern: bytes, data: bytes) -> dict[str, Any]:
+    """The recipe of a repeated pattern."""
+    digest = hashlib.sha256(data).hexdigest()
+    return {"gen": "fill", "hex": pattern.hex(), "len": len(data), "sha256": digest}
+
+
+def _runs(data: bytes) -> list[tuple[bytes, int]]:
+    """The data in parts: those that repeat a pattern, with its period, and what is between them, with 0."""
+    parts: list[tuple[bytes, int]] = []
+    start = at = 0
+    while at < len(data):
+        length, period = max((_run(data, at, period), -period) for period in _PERIODS)
+        if length < _RUN:
+            at += 1
+            continue
+        if start < at:
+            parts.append((data[start:at], 0))
+        parts.append((data[at : at + length], -period))
+        start = at = at + length
+    return [*parts, (data[start:], 0)] if start < len(data) else parts
+
+
+def _run(data: bytes, at: int, period: int) -> int:
+    """How many bytes from there on repeat the first `period` of them."""
+    end = at + period
+    while end < len(data) and data[end] == data[end - period]:
+        end += 1
+    return min(end, len(data)) - at

@@ -14,9 +14,12 @@ from yeto_proto.conform import sut, trace
 from yeto_proto.conform.server_role import Server
 
 WAIT_S = 300
-CASE = next(each for each in trace.load_corpus() if each.id == "learner-run-two-steps").head["case"]
+TRACES = tuple(trace.load_corpus())
+"""The corpus, read once for all modules of tests."""
+
+CASE = next(each for each in TRACES if each.id == "learner-run-two-steps").head["case"]
 SETTINGS: Mapping[str, Any] = {
-    **next(each for each in trace.load_corpus() if each.id == "run-two-steps").head["settings"],
+    **next(each for each in TRACES if each.id == "run-two-steps").head["settings"],
     "learners": 2,
     "quorum": 2,
     "total_steps": 6,

@@ -6,11 +6,12 @@ import sys
 
 import pytest
 
+from tests.conform.runs import TRACES as CORPUS
 from yeto_proto.conform import codec_role, runner, sut, trace
 from yeto_proto.conform.processes import NotStartedError
 from yeto_proto.conform.verdict import Result, Verdict
 
-TRACES = [each for each in trace.load_corpus() if each.role == "codec"]
+TRACES = [each for each in CORPUS if each.role == "codec"]
 CASES = [
     pytest.param(each, id=each.id, marks=[pytest.mark.rule(rule) for rule in each.rules]) for each in TRACES
 ]

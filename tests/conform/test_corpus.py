@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from tests.conform.runs import TRACES
 from yeto_proto import codec
 from yeto_proto._generated.constants import HEADER_BYTES
 from yeto_proto._generated.errors import YetoError
@@ -13,7 +14,6 @@ from yeto_proto._generated.rules import RULES
 from yeto_proto.conform import fields, trace
 from yeto_proto.conform.pages import rule_texts
 
-TRACES = trace.load_corpus()
 FRAMES = [(each, step) for each in TRACES for step in each.steps if "wire" in step and "frame" in step]
 
 
@@ -71,9 +71,15 @@ def test_every_accepted_frame_decodes_to_its_fields():
 
 def _inline(given):
     return {
-        key: trace.refer_inline(trace.resolve(value)) if isinstance(value, dict) else value
+        key: trace.refer_inline(trace.resolve(value)) if _is_reference(value) else value
         for key, value in given.items()
     }
+
+
+def _is_reference(value):
+    return isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(each, dict) for each in value)
+    )
 
 
 def test_head_and_file_agree():
@@ -82,6 +88,8 @@ def test_head_and_file_agree():
         assert each.path.stem == each.id
         assert each.path.parent.name == each.area
         assert each.head["preset"] == "wire"
+        assert each.head["side"] == {"server": "syncer", "client": "learner"}.get(each.role, each.role)
+        assert len(each.head["spec"]) == 64 and "session" in each.head
 
 
 @pytest.mark.parametrize(
@@ -96,6 +104,8 @@ def test_head_and_file_agree():
         ('{"format": 2}', "not the head"),
         ('{"format": 1, "id": "a", "area": "b", "role": "codec"}', "lacks 'rules'"),
         ('{"format": 1, "id": "a", "area": "b", "role": "codec", "rules": []}\n{}', "lacks 'do'"),
+        ('{"format": 1, "id": "a", "area": "b", "role": "codec", "rules": []}\n{"do": []}', "lacks 'do'"),
+        ('{"format": 1, "id": "a", "area": "b", "role": [], "rules": []}', "role must be text"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused_with_its_place(tmp_path, text, says):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from yeto_proto.conform import runner, sut, trace
+from tests.conform.runs import TRACES
+from yeto_proto.conform import runner, sut
 from yeto_proto.conform.names import CUTS
 from yeto_proto.conform.verdict import Verdict
 
-TRACES = trace.load_corpus()
 NETWORK = [each for each in TRACES if each.role in ("server", "client")]
 QUICK = {
     "run-two-steps", "round-duplicate", "rebind-after-disconnect", "final-two-learners", "resume-continues",
     "resume-v1", "budget-two-learners", "mac-right", "init-over-data-streams", "learner-run-two-steps",
     "learner-second-attempt", "learner-shutdown-before-the-ack", "learner-redials",
+    "order-shutdown-after-the-last-ack", "learner-order-ack-after-the-cut", "bound-soft-deadline",
+    "carry-once",
 }  # fmt: skip
 
 
@@ -52,7 +54,15 @@ def test_every_case_with_every_cut(cut):
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_no_false_alarm_in_many_runs():
-    """Twenty runs of a case of each kind, and of everything that shares a syncer."""
-    again = [each for each in NETWORK if each.id in QUICK or each.head.get("share")]
+    """Twenty runs of a case of each kind, of everything that shares a syncer, and of what is about order and
+    time.
+    """
+    again = [each for each in NETWORK if each.id in QUICK or each.head.get("share") or declares(each)]
+    assert len(again) > 100
     for _ in range(20):
         assert verdicts(again, jobs=4) == []
+
+
+def declares(case):
+    """Whether a case says `after` or `within`."""
+    return any(key in step for step in case.steps for key in ("after", "within"))

@@ -36,7 +36,9 @@ def recorded(tmp_path_factory):
 
 
 def test_every_stream_is_in_the_trace(recorded):
-    steps = trace.load(recorded).steps
+    head, steps = trace.load(recorded).head, trace.load(recorded).steps
+    assert head["spec"] == trace.load_corpus()[0].head["spec"]
+    assert (head["preset"], head["side"], head["session"]["dtype"]) == ("wire", "syncer", "F32")
     opened = {step["on"] for step in steps if step["do"] == "open"}
     assert len(opened) == 6
     assert {name.partition(".")[2] for name in opened} == {"0", "1", "2"}
@@ -50,10 +52,15 @@ def play(path, *flags):
     return cli.main(["run", "--timeout", str(WAIT_S), "--corpus", str(path), *flags])
 
 
+def verdicts(capsys):
+    """The printed verdict of each cut."""
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {each["cut"]: each["verdict"] for each in results}
+
+
 def test_the_run_is_played_again_with_the_same_answers(recorded, capsys):
     assert play(recorded, "--json") == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["verdict"] == "pass"
+    assert verdicts(capsys) == {"recorded": "pass", "coalesced": "pass"}
 
 
 def test_a_changed_tensor_is_noticed(recorded, capsys, tmp_path):
@@ -62,7 +69,9 @@ def test_a_changed_tensor_is_noticed(recorded, capsys, tmp_path):
     for step in steps:
         if step.get("frame") == "CHUNK" and step["from"] == "syncer":
             data = step["fields"]["data"]
-            step["fields"] = {**step["fields"], "data": data[:-2] + ("00" if data[-2:] != "00" else "01")}
+            changed = data[:-2] + ("00" if data[-2:] != "00" else "01")
+            step["fields"] = {**step["fields"], "data": changed}
+            step["wire"] = [*step["wire"][:-1], changed]
             break
     path = tmp_path / "changed.jsonl"
     trace.save(trace.Trace(found.head, tuple(steps)), path)
@@ -90,7 +99,7 @@ def test_a_redacted_run_can_be_played_again(recorded, capsys, tmp_path):
     path = tmp_path / "redacted.jsonl"
     trace.save(recorder.trace("redacted", SETTINGS), path)
     assert play(path, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["verdict"] == "pass"
+    assert verdicts(capsys) == {"recorded": "pass", "coalesced": "pass"}
 
 
 def _feed(recorder, found):
@@ -158,20 +167,26 @@ def _bare(step):
     return {key: value for key, value in step.items() if key != "t"}
 
 
-def test_the_command_records_until_every_connection_has_ended(tmp_path):
+@pytest.mark.parametrize("flags", [(), ("--json",)], ids=["text", "json"])
+def test_the_command_records_until_every_connection_has_ended(tmp_path, flags):
     settings = {**SETTINGS, "learners": 1, "quorum": 1, "total_steps": 2}
     path = tmp_path / "out" / "run.jsonl"
     with serving(tmp_path, settings) as server:
         command = [sys.executable, "-m", "yeto_proto.conform.cli", "record", "--listen", "127.0.0.1:0"]
         command += ["--connect", f"127.0.0.1:{server.port}", "--out", str(path)]
         command += [part for name, value in settings.items() for part in ("--setting", f"{name}={value}")]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as recording:
-            assert recording.stdout is not None
-            address = recording.stdout.readline().removeprefix("recording on ").strip()
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen([*command, *flags], **pipes) as recording:
+            told = recording.stderr if flags else recording.stdout
+            address = told.readline().removeprefix("recording on ").strip()
             learn(address, tmp_path, count=1, streams=1)
             assert recording.wait(WAIT_S) == 0
-            assert f"wrote {path}: 2 connections" in recording.stdout.read()
+            printed = recording.stdout.read()
     found = trace.load(path)
+    if flags:
+        assert json.loads(printed) == {"trace": str(path), "connections": 2, "steps": len(found.steps)}
+    else:
+        assert f"wrote {path}: 2 connections, {len(found.steps)} steps" in printed
     assert found.head["settings"] == settings
     assert cli.main(["show", str(path)]) == 0
 

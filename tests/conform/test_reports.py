@@ -10,11 +10,12 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
+from tests.conform.runs import TRACES as CORPUS
 from tests.e2e.processes import wait_until
-from yeto_proto.conform import cli, matrix, pages, report, sut, trace
+from yeto_proto.conform import cli, matrix, pages, report, sut
 from yeto_proto.conform.verdict import Result, Verdict
 
-TRACES = {each.id: each for each in trace.load_corpus()}
+TRACES = {each.id: each for each in CORPUS}
 REFUSES = """
 import sys, json
 for line in sys.stdin:
@@ -128,7 +129,7 @@ def test_a_bad_sut_file_is_named_in_one_line(capsys, tmp_path, text, says):
     path.write_text(text)
     assert cli.main(["run", "--sut", str(path)]) == cli.BAD_ARGUMENTS
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {path}: ")
+    assert line.startswith("error: ") and f"; {path}; " in line
     assert says in line
 
 
@@ -192,7 +193,8 @@ def test_sigterm_ends_the_processes_under_test(tmp_path):
         f"  ready: {{line: listening}}\n  settings: {json.dumps(settings)}\n"
     )
     command = [sys.executable, "-m", "yeto_proto.conform.cli", "run", "--sut", str(path), "join-silent"]
-    with subprocess.Popen([*command, "--timeout", "600"], stdout=subprocess.DEVNULL) as runner:
+    command += ["--timeout", "600", "--jobs", "1", "--cuts", "recorded"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as runner:
         # The first one only shows that it can be started.
         wait_until(lambda: len(_started(pids)) == 2, "the syncer of the case", 600)
         runner.terminate()
@@ -232,6 +234,69 @@ def test_list_and_show(capsys):
     assert "settings learners=1" in shown
     assert "FINAL_MANIFEST revision" in shown or "FINAL_MANIFEST final_global_step=2" in shown
     assert "dec070d1 02" in shown
+
+
+def test_show_as_json(capsys):
+    assert cli.main(["show", "run-two-steps", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    found = TRACES["run-two-steps"]
+    assert shown["head"] == found.head and len(shown["steps"]) == len(found.steps)
+    assert list(shown["rules"]) == list(found.rules) and all(shown["rules"].values())
+
+
+def test_coverage_as_json(capsys):
+    assert cli.main(["list", "--coverage", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {*lines[0]} == {"rule", "accept", "refuse", "why"}
+    assert sum(line["accept"] + line["refuse"] for line in lines) >= len(TRACES)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "--sut", "NO"],
+        ["run", "--corpus", "NO"],
+        ["run", "--corpus", "x" * 5000],
+        ["list", "--corpus", "FOLDER"],
+        ["show", "NO"],
+        ["show", "NO.jsonl"],
+        ["mutants", "--mutants", "NO"],
+        ["mutants", "no-such-mutant"],
+        ["record", "--out", "OUT"],
+        ["record", "--pcap", "NO", "--out", "OUT"],
+        ["record", "--listen", "127.0.0.1:0", "--connect", "127.0.0.1:1", "--out", "FOLDER"],
+        ["record", "--listen", "127.0.0.1:0", "--connect", "127.0.0.1:1", "--out", "OUT", "--setting", "x"],
+        ["run", "--in-process", "pull-smallest", "--output", "FILE"],
+    ],
+)
+def test_what_cannot_be_used_is_one_line_of_three_parts(arguments, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    places = {"NO": "no", "FOLDER": "", "OUT": "out.jsonl", "FILE": "file", "NO.jsonl": "no.jsonl"}
+    given = [str(tmp_path / places[each]) if each in places else each for each in arguments]
+    assert cli.main(given) in (cli.BAD_ARGUMENTS, cli.NOTHING_SELECTED)
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+    assert err.count("; ") >= 2
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--jobs", "0"),
+        ("--jobs", "100000"),
+        ("--jobs", "nan"),
+        ("--timeout", "nan"),
+        ("--timeout", "inf"),
+        ("--timeout", "-1"),
+        ("--repeat", "0"),
+        ("--all",),
+    ],
+)
+def test_numbers_that_cannot_be_used(flags, capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main(["run", *flags])
+    assert left.value.code == cli.BAD_ARGUMENTS
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_list_whose_reader_has_gone_is_no_failure():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.docs.blocks import PageRun, loose_commands, name_of, pages, runnable
+from tests.docs.blocks import DOCS, ROOT, SITE, PageRun, loose_commands, name_of, pages, runnable
 from tests.e2e.processes import Processes
 
 PAGES = [page for page in pages() if runnable(page)]
@@ -25,7 +27,16 @@ def test_at_most_one_block_in_ten_is_not_run() -> None:
     skipped = [block for block in found if block.why is not None]
     told = "\n".join(f"{name_of(each.page)}:{each.line}: {each.why}" for each in skipped)
     assert len(skipped) * 10 <= len(found), told
-    assert not [each for each in skipped if name_of(each.page).startswith("start/")], told
+    assert not [each for each in skipped if each.page in start_pages()], told
+
+
+def start_pages() -> list[Path]:
+    """The README, and what stands under "Start here" in the navigation."""
+    settings = yaml.safe_load((SITE / "mkdocs.yml").read_text(encoding="utf-8"))
+    [entries] = [part["Start here"] for part in settings["nav"] if "Start here" in part]
+    found = [DOCS / path for entry in entries for path in entry.values()]
+    assert all(path.is_file() for path in found)
+    return [ROOT / "README.md", *found]
 
 
 def test_every_program_that_is_shown_has_a_test() -> None:
@@ -37,3 +48,11 @@ def test_every_program_that_is_shown_has_a_test() -> None:
 
 def test_commands_stand_in_console_blocks() -> None:
     assert not [line for page in pages() for line in loose_commands(page)]
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "spec/README.md"])
+def test_files_that_are_linked_from_outside_the_site_are_there(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    gone = [link for link in links if not (ROOT / name).parent.joinpath(link.partition("#")[0]).exists()]
+    assert not gone

@@ -86,15 +86,45 @@ def test_pages_can_be_read_on_a_phone_in_the_dark(site: Path, address: str) -> N
             assert background < text - 80, f"{path}: {text} on {background}"
 
 
-def test_search_finds_a_frame(address: str) -> None:
+COPIED = """
+[...document.querySelectorAll('.highlight code')].filter((each) => each.querySelector('.gp')).map((each) => {
+  each.setAttribute('data-md-copying', '');  // as the copy button does before it reads the text
+  const text = each.innerText;
+  each.removeAttribute('data-md-copying');
+  return text;
+})
+"""
+
+
+def test_what_the_copy_button_takes_can_be_typed(address: str) -> None:
+    with Browser() as browser:
+        browser.open(f"{address}/start/machines.html")
+        browser.until(READY)
+        copied = browser.evaluate(COPIED)
+    assert len(copied) >= 5
+    lines = [line for text in copied for line in text.splitlines()]
+    assert not [line for line in lines if line.startswith("$")]
+    assert any(line.startswith("yeto-syncer ") and line.endswith("\\") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "target"),
+    [
+        ("FINAL_MANIFEST", "protocol/frames/final_manifest.html"),
+        ("overlapping chunk", "protocol/errors.html#ChunkOverlap"),
+        ("cannot open the event tape", "errors.html#start-cannot-open-the-event-tape"),
+    ],
+)
+def test_search_finds_frames_and_errors(address: str, words: str, target: str) -> None:
     with Browser() as browser:
         browser.open(f"{address}/index.html")
         browser.until(READY)
         browser.evaluate("document.querySelector('.md-search__input').focus()")
-        browser.call("Input.insertText", text="FINAL_MANIFEST")
+        browser.call("Input.insertText", text=words)
         found = browser.until(
             "[...document.querySelectorAll('.md-search-result__link')]"
-            ".map((each) => each.getAttribute('href')).find((each) => each.includes('final_manifest'))"
+            ".map((each) => each.href.replace(/[?]h=[^#]*/, ''))"
+            f".find((each) => each.endsWith({f'/{target}'!r}))"
         )
-        assert "final_manifest" in found
+        assert found == f"{address}/{target}"
         assert not browser.problems

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.processes import Processes
 
 HERE = Path(__file__).parent
-PATIENCE_S = 600
+PATIENCE_S = 900
 """Seconds for one test, longer than several of its waits together: which of them took too long is what a
 failure should say."""
 

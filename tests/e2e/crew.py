@@ -7,7 +7,7 @@ import threading
 from tests.e2e.test_learner_real_syncer import parameters
 from yeto_learner import Learner
 
-WAIT = 90.0
+WAIT = 300.0
 
 
 class Crew:
@@ -35,14 +35,7 @@ class Crew:
 
     def _train(self, address: str, number: int, leave: threading.Event, options: dict[str, object]) -> None:
         arrays = parameters(number)
-        settings: dict[str, object] = {
-            "num_fragments": 3,
-            "num_streams": 2,
-            "session_contract": "a test",
-            "connect_timeout_s": WAIT,
-            "initial_cut_timeout_s": WAIT,
-            "finalization_timeout_s": WAIT,
-        }
+        settings: dict[str, object] = {"num_fragments": 3, "num_streams": 2, "session_contract": "a test"}
         learner = Learner(arrays, address, learner_id=number, **{**settings, **options})
         try:
             with learner:

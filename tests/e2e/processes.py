@@ -207,7 +207,8 @@ class Processes:
             family = descendants(running.pid) if running.process.poll() is None else []
             members = session_members(running.pid)
             if not family:  # its children may need a moment to notice that it has gone
-                members = psutil.wait_procs(members, ENDING_S)[1]
+                with suppress(AssertionError):
+                    wait_until(lambda those=members: not any(map(alive, those)), "their end", ENDING_S)
             for process in family + members:
                 if alive(process):
                     left.append(f"{process.pid} of {running.process.args}")

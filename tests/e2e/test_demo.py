@@ -78,8 +78,8 @@ def test_a_quick_run_keeps_its_promises(processes: Processes, folder: Path) -> N
     (folder / "notes.txt").write_text("not the demo's")
     for _ in range(TRIES):
         demo = DemoRun(processes, folder, "--json", "--seed", "3")
-        code = demo.running.wait(BOUND_S)
-        if code == 0 or "run it again when the machine is less busy" not in demo.running.stderr.text:
+        demo.running.wait(BOUND_S)
+        if not re.search("when the machine is less busy|nothing moved for", demo.running.stderr.text):
             break
     assert demo.ended(0) == ""
     (line,) = demo.running.stdout.lines
@@ -133,7 +133,7 @@ PHASES = {
     ("phase", "signum", "code"),
     [
         ("syncer", signal.SIGTERM, 143),
-        ("learners", signal.SIGINT, 130),
+        pytest.param("learners", signal.SIGINT, 130, marks=pytest.mark.full),
         ("training", signal.SIGINT, 130),
         pytest.param("training", signal.SIGTERM, 143, marks=pytest.mark.full),
         pytest.param("return", signal.SIGTERM, 143, marks=pytest.mark.full),
@@ -147,7 +147,7 @@ def test_a_signal_ends_everything(
         demo = DemoRun(processes, folder)
         demo.running.stdout.wait_for(PHASES[phase], BOUND_S)
         demo.running.signal(signum)
-        if demo.running.wait(BOUND_S) != 0:  # else it was over before the signal came
+        if demo.running.wait(BOUND_S) == code:  # else it may have been over before the signal came
             break
     assert demo.ended(code) == f"interrupted by {signum.name}"
 
@@ -169,7 +169,11 @@ def test_children_end_when_the_demo_itself_is_killed(processes: Processes, folde
             '"learner_id": 2',
             r"error: learner-2 ended with exit code -9: .*; .*learner-2\.log; look at this log",
         ),
-        ("yeto_syncer", r"error: syncer ended with exit code -9: .*; .*syncer\.log; look at this log"),
+        pytest.param(
+            "yeto_syncer",
+            r"error: syncer ended with exit code -9: .*; .*syncer\.log; look at this log",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_process_that_dies_ends_the_demo(

@@ -12,7 +12,9 @@ SCRIPT = Path(__file__).parents[2] / "site" / "docs" / "examples" / "numpy_learn
 
 
 def test_two_learners_find_the_truth_together(processes: Processes) -> None:
-    syncer = processes.syncer("--learners", "2", "--total-steps", "40", "--sync-interval-steps", "50")
+    syncer = processes.syncer(
+        "--learners", "2", "--quorum", "2", "--total-steps", "40", "--sync-interval-steps", "50"
+    )
     learners = [
         processes.run(sys.executable, str(SCRIPT), f"127.0.0.1:{syncer.port}", str(learner_id))
         for learner_id in range(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from yeto_proto.layout import build_layout
 
 LAYOUT = build_layout({"layers.0.weight": (4, 4), "layers.1.weight": (4, 4)}, 2)
 OTHER = build_layout({"layers.0.weight": (4, 4), "layers.1.bias": (4, 4)}, 2)
+CERTIFICATE = Path(__file__).parent / "learner" / "tls_cert.pem"
 KEY = {"YETO_ISLAND_HMAC_KEY": "a secret of the run"}
 
 
@@ -84,6 +86,28 @@ def test_a_healthy_syncer_without_a_layout(start: Callable[..., Syncer], process
     assert found == {"DNS": "ok", "TCP": "ok", "MAC": "ok", "version": "ok", "session": "?"}
     syncer.kill()  # all that it said is here now
     assert "learner connected" not in syncer.stderr.text
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_a_look_and_health_checks_are_no_warning(
+    start: Callable[..., Syncer], processes: Processes, tls: bool
+) -> None:
+    """A TCP connection that closes without a byte is what supervisors do all day."""
+    flags = ("--tls-cert", str(CERTIFICATE), "--tls-key", str(CERTIFICATE.with_name("tls_key.pem")))
+    syncer = start(*(flags if tls else ()))
+    for ending in range(6):
+        check = socket.create_connection(("127.0.0.1", syncer.port))
+        if ending % 2:  # with a reset, as some of them do to keep no socket in TIME_WAIT
+            check.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        check.close()
+    shown = ("--tls-ca", str(CERTIFICATE)) if tls else ()
+    verdicts(examine(processes, syncer.port, *shown), 0)
+    line = syncer.stderr.wait_for("probe answered").string
+    assert " info " in line and "outside configured range" in line
+    assert "warning" not in syncer.stderr.text
+    with socket.create_connection(("127.0.0.1", syncer.port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        syncer.stderr.wait_for(" warning connection refused")
 
 
 def test_a_look_leaves_the_session_to_the_learners(

@@ -22,6 +22,10 @@ from yeto_proto.files import Snapshot, read_snapshot
 from yeto_proto.layout import Layout, build_layout
 
 STEPS = 6
+TRIES = 3
+SLOW_END = "closed its standard output"
+"""What is said of a worker whose end takes more than a second; then another one has to show its exit code."""
+SIGNALS = [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)]
 RUN = ("--learners", "2", "--total-steps", str(STEPS), *QUICK)
 TENSORS = {
     "a.weight": (24, 10),
@@ -108,7 +112,7 @@ def complete(processes: Processes, folder: Path, *flags: str) -> Snapshot:
 
 
 @pytest.mark.rule("iso_worker.pool.drain")
-@pytest.mark.parametrize("devices", [(), ("cpu:0", "cpu:1")])
+@pytest.mark.parametrize("devices", [pytest.param((), marks=pytest.mark.full), ("cpu:0", "cpu:1")])
 def test_both_backends_agree_and_the_checkpoint_says_which_one_it_was(
     processes: Processes, tmp_path: Path, devices: tuple[str, ...]
 ) -> None:
@@ -149,7 +153,7 @@ def test_a_checkpoint_continues_under_its_own_backend_alone(processes: Processes
 @pytest.mark.parametrize(
     ("body", "says", "seconds"),
     [
-        (None, "cannot be started", "600"),
+        pytest.param(None, "cannot be started", "600", marks=pytest.mark.full),
         ("raise SystemExit(1)", "SVD worker 0 (cpu): exited with 1", "600"),
         ("hang()", "SVD worker 0 (cpu): was not ready within 1 s", "1"),
     ],
@@ -160,8 +164,12 @@ def test_a_worker_that_cannot_start_ends_the_syncer_before_it_listens(
     python = str(tmp_path / "nobody") if body is None else script(tmp_path, body)
     port_file = tmp_path / "port"
     flags = (*RUN, "--port", "0", "--port-file", str(port_file), *svd(python))
-    syncer = processes.syncer_command(*flags, environ={"YETO_ISO_WORKER_STARTUP_TIMEOUT_S": seconds})
-    error = error_of(syncer.finished(1))
+    error = SLOW_END
+    for _ in range(TRIES):
+        syncer = processes.syncer_command(*flags, environ={"YETO_ISO_WORKER_STARTUP_TIMEOUT_S": seconds})
+        error = error_of(syncer.finished(1))
+        if SLOW_END not in error:
+            break
     assert says in error and "; --iso-worker-python; " in error
     assert syncer.stdout.text == ""
     assert not port_file.exists()
@@ -173,7 +181,7 @@ def test_a_time_that_is_none_is_refused(processes: Processes, tmp_path: Path) ->
     assert "YETO_ISO_WORKER_DRAIN_TIMEOUT_S must be" in error_of(syncer.finished(1))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_while_the_workers_start_leaves_none(
     processes: Processes, tmp_path: Path, number: int
 ) -> None:
@@ -195,10 +203,11 @@ def test_a_signal_while_the_workers_start_leaves_none(
     [
         ("read(); hang()", "gave no answer to a matrix of", "1"),
         ("raise SystemExit(3)", "exited with 3", "600"),
-        (
+        pytest.param(
             "request, _ = read(); answer(request, b'no memory', 6); hang()",
             "answered COMPUTE_ERROR: no memory",
             "600",
+            marks=pytest.mark.full,
         ),
     ],
 )
@@ -208,9 +217,13 @@ def test_a_worker_that_fails_ends_the_run_without_a_checkpoint(
     path = tmp_path / "state.ckpt"
     python = script(tmp_path, f"probe()\n{body}\n")
     flags = (*RUN, *checkpoint(path), "--checkpoint-every", "0", *svd(python))
-    syncer = processes.syncer(*flags, environ={"YETO_ISO_WORKER_REQUEST_TIMEOUT_S": seconds})
-    lost(learners(syncer))
-    error = error_of(syncer.finished(1))
+    error = SLOW_END
+    for _ in range(TRIES):
+        syncer = processes.syncer(*flags, environ={"YETO_ISO_WORKER_REQUEST_TIMEOUT_S": seconds})
+        lost(learners(syncer))
+        error = error_of(syncer.finished(1))
+        if SLOW_END not in error:
+            break
     assert "SVD worker 0 (cpu): " in error and says in error and "restart from the last checkpoint" in error
     assert not path.exists() and not path.with_name("state.ckpt.final").exists()
 
@@ -234,7 +247,7 @@ def test_a_result_that_overflows_is_tried_again_and_ends_the_run_after_three(
 # -- signals -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_supervisor_may_signal_the_workers_too(processes: Processes, tmp_path: Path, number: int) -> None:
     """The workers go on, so that the rounds in flight can be committed."""
     path = tmp_path / "state.ckpt"

@@ -17,7 +17,7 @@ from yeto_proto.files import read_snapshot
 
 Arrays = dict[str, npt.NDArray[np.float32]]
 
-WAIT = 90.0
+WAIT = 300.0
 STEPS = 12
 QUICK = (
     *("--total-steps", str(STEPS), "--quorum", "2", "--grace-ms", "600000"),
@@ -99,8 +99,17 @@ class Fleet:
         ]
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "q4"])
-@pytest.mark.parametrize("streams", [0, 2])
+@pytest.mark.parametrize(
+    ("dtype", "streams"),
+    [
+        ("f32", 0),
+        pytest.param("f32", 2, marks=pytest.mark.full),
+        pytest.param("bf16", 0, marks=pytest.mark.full),
+        ("bf16", 2),
+        pytest.param("q4", 0, marks=pytest.mark.full),
+        ("q4", 2),
+    ],
+)
 def test_a_whole_run(processes: Processes, tmp_path: Path, dtype: str, streams: int) -> None:
     path = tmp_path / "state.ckpt"
     syncer = processes.syncer("--learners", "2", *QUICK, "--checkpoint-path", str(path))

@@ -22,7 +22,9 @@ FRAGMENTS = 4
 STEPS = 8
 
 
-@pytest.mark.parametrize("dtype", [Dtype.F32, Dtype.BF16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(Dtype.F32, marks=pytest.mark.full), Dtype.BF16], ids=lambda dtype: dtype.name
+)
 def test_a_run_takes_what_was_planned(processes: Processes, tmp_path: Path, dtype: Dtype) -> None:
     layout = build_layout({f"t{number}": VALUES for number in range(FRAGMENTS)}, FRAGMENTS)
     (tmp_path / "layout.json").write_text(layout.to_json())
@@ -47,8 +49,8 @@ def test_a_run_takes_what_was_planned(processes: Processes, tmp_path: Path, dtyp
     ]
     learners[0].initialize([np.full(VALUES, 0.5, np.float32)] * FRAGMENTS)
     # Whatever comes after the last round needs less: the cut is sent out of the state itself.
-    drive(learners, lambda: all(len(each.answered) == STEPS for each in learners), "the last answers")
-    drive(learners, lambda: any(isinstance(m, FinalFragment) for _, m in learners[0].seen), "the cut")
+    drive(learners, lambda: all(len(each.answered) == STEPS for each in learners), "the answers", 300)
+    drive(learners, lambda: any(isinstance(m, FinalFragment) for _, m in learners[0].seen), "the cut", 300)
     peak = peak_rss(syncer.pid)
     train(learners)
     for learner in learners:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +12,9 @@ from tests.browser.chromium import Browser
 from tests.e2e.crew import Crew
 from tests.e2e.processes import Processes, Syncer
 from tests.e2e.test_learner_real_syncer import wait_for
+from tests.e2e.test_metrics import get
 from yeto_syncer.tape_cli import main as yeto_tape
 
-WAIT = 90.0
 PICTURES = Path(__file__).resolve().parents[2] / "build" / "screenshots"
 SLOW = (
     *(
@@ -56,9 +55,8 @@ def crew() -> Iterator[Crew]:
 
 
 def state(url: str) -> dict[str, object]:
-    with urllib.request.urlopen(url + "state.json", timeout=WAIT) as answer:
-        found: dict[str, object] = json.loads(answer.read())
-        return found
+    found: dict[str, object] = json.loads(get(url + "state.json"))
+    return found
 
 
 def test_the_state_of_a_run(processes: Processes, crew: Crew, tmp_path: Path) -> None:

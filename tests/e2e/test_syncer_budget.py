@@ -86,7 +86,13 @@ def test_the_cutoff_leaves_an_unmarked_checkpoint_and_the_run_can_be_consolidate
 
 
 @pytest.mark.rule("syncer.budget.ends_run")
-@pytest.mark.parametrize("reports", [(BUDGET + 1,), (BUDGET, BUDGET)], ids=["wrong count", "twice"])
+@pytest.mark.parametrize(
+    "reports",
+    [
+        pytest.param((BUDGET + 1,), id="wrong count"),
+        pytest.param((BUDGET, BUDGET), id="twice", marks=pytest.mark.full),
+    ],
+)
 def test_a_report_that_cannot_be_ends_the_run(
     processes: Processes, tmp_path: Path, reports: tuple[int, ...]
 ) -> None:

@@ -18,7 +18,7 @@ class Converged(Trainer):
 
 
 @pytest.mark.rule("round.merge.finite")
-@pytest.mark.parametrize("fold", ["at-close", "on-arrival"])
+@pytest.mark.parametrize("fold", ["at-close", pytest.param("on-arrival", marks=pytest.mark.full)])
 def test_rounds_of_subnormal_deltas_are_committed(processes: Processes, fold: str) -> None:
     """The reciprocal of their length overflows f32; the run ended with "merge not finite" over it."""
     layout = small_layout()

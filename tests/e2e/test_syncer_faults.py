@@ -37,7 +37,7 @@ ALONE = (
 @pytest.mark.parametrize(
     ("dtype", "streams"),
     [
-        (Dtype.F32, 0),
+        pytest.param(Dtype.F32, 0, marks=pytest.mark.full),
         (Dtype.BF16, 2),
         pytest.param(Dtype.BF16, 0, marks=pytest.mark.full),
         pytest.param(Dtype.F32, 2, marks=pytest.mark.full),
@@ -100,7 +100,7 @@ def test_a_slow_reader_gets_the_newest_version_and_not_all_of_them(processes: Pr
 def test_a_reader_of_a_trickle_is_served_and_delays_nobody(processes: Processes) -> None:
     layout = build_layout({"embed": 500_000}, 1)
     endless = ("--learners", "2", "--total-steps", "1000000", *ALONE)
-    syncer = processes.syncer(*endless, "--write-timeout-s", "60")
+    syncer = processes.syncer(*endless, "--write-timeout-s", "600")
     fast = Trainer(syncer.port, hello(layout, 0), target=1.0)
     trickle = Raw(syncer.port, hello(layout, 1))
     syncer.stderr.wait_for("learner connected", count=2)
@@ -123,13 +123,12 @@ def test_a_reader_of_a_trickle_is_served_and_delays_nobody(processes: Processes)
     syncer.finished()
 
 
-@pytest.mark.parametrize("how", ["close", "reset", "half"])
-def test_a_peer_that_leaves_in_the_middle_of_a_frame(processes: Processes, how: str) -> None:
+def test_a_peer_that_leaves_in_the_middle_of_a_frame(processes: Processes) -> None:
     layout = small_layout()
     syncer = processes.syncer("--learners", "2", "--total-steps", "30", *ALONE)
     fast = Trainer(syncer.port, hello(layout, 0), target=1.0)
     fast.initialize(initial(layout))
-    for generation in range(1, 6):
+    for generation, how in enumerate(("close", "reset", "half") * 2, start=1):
         other = Raw(syncer.port, hello(layout, 1, generation=generation, streams=1))
         other.sockets[0].sendall(b"\xde\xc0\x70\xd1\x09\x20\x00\x00")
         sock = other.sockets[CONTROL]
@@ -255,20 +254,20 @@ def test_reconnecting_in_a_loop_leaks_nothing(processes: Processes) -> None:
     syncer.stderr.wait_for("learner connected learner=0")
     before = process.num_fds()
     resident: list[int] = []
-    for generation in range(1, 121):
+    for generation in range(1, 421):
         other = Raw(syncer.port, hello(layout, 1, generation=generation, streams=2))
         syncer.stderr.wait_for(f"learner connected learner=1 generation={generation}\\b")
         other.close()
         syncer.stderr.wait_for(f"learner left learner=1 generation={generation}\\b")
         drive([first], lambda: True, "nothing")
-        if generation in (20, 120):
+        if generation in (20, 420):
             wait_until(lambda: process.num_fds() <= before, "the end of every closed socket there too")
             resident.append(process.memory_info().rss)
     train([first])
     first.close()
     syncer.finished()
-    # A reader's buffer for each of the 300 sockets would be more, and a free list of the allocator is less.
-    assert resident[1] - resident[0] < 12 << 20
+    # The buffers of 1,200 readers that nobody frees would be 10 MB; what the allocator keeps is much less.
+    assert resident[1] - resident[0] < 8 << 20
 
 
 @pytest.mark.full

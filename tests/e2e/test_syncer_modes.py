@@ -66,8 +66,16 @@ def replayed(layout: Layout, records: list[dict[str, Any]], learners: list[Recor
 
 
 @pytest.mark.rule("syncer.fold.on_arrival")
-@pytest.mark.parametrize("dtype", [Dtype.F32, Dtype.Q4], ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("size", ["inline", "pool"])
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [
+        ("inline", Dtype.Q4),
+        ("pool", Dtype.F32),
+        pytest.param("inline", Dtype.F32, marks=pytest.mark.full),
+        pytest.param("pool", Dtype.Q4, marks=pytest.mark.full),
+    ],
+    ids=lambda each: each.name if isinstance(each, Dtype) else each,
+)
 def test_replaying_the_tape_of_a_streaming_run_gives_its_final_state(
     processes: Processes, tmp_path: Path, dtype: Dtype, size: str
 ) -> None:

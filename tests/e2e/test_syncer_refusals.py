@@ -56,7 +56,8 @@ def error_text(sock: socket.socket) -> str:
         while block := sock.recv(65536):
             data += block
     except ConnectionResetError:
-        raise AssertionError(f"reset instead of an ERROR; got {data!r}") from None
+        # One that comes behind the ERROR is that of a peer which was waited for, and wrote on, for too long.
+        assert data, "reset instead of an ERROR"
     assert data, "closed without an ERROR"
     magic, kind, length = struct.unpack_from("<IBQ", data)
     assert (magic, kind, length) == (MAGIC, FrameType.ERROR, len(data) - HEADER_BYTES)
@@ -221,7 +222,11 @@ def test_admitted_learners_that_break_a_rule_are_told_and_closed(processes: Proc
 
 
 @pytest.mark.rule("init_params.tensor.finite")
-@pytest.mark.parametrize(("size", "bad"), [(100, np.nan), (300_000, -np.inf)], ids=["inline", "on a thread"])
+@pytest.mark.parametrize(
+    ("size", "bad"),
+    [pytest.param(100, np.nan, marks=pytest.mark.full), (300_000, -np.inf)],
+    ids=["inline", "on a thread"],
+)
 def test_an_init_that_is_not_finite_is_refused_and_may_be_repeated(
     processes: Processes, size: int, bad: float
 ) -> None:
@@ -361,9 +366,9 @@ class Told(Trainer):
 @pytest.mark.parametrize(
     ("bad", "phrase"),
     [
-        (b"\xff" * HEADER_BYTES, "bad magic"),
+        pytest.param(b"\xff" * HEADER_BYTES, "bad magic", marks=pytest.mark.full),
         (frame(Chunk(7, 100, 200, b"x")), "beyond its message"),
-        (frame(Heartbeat(1, 5)), "does not match"),
+        pytest.param(frame(Heartbeat(1, 5)), "does not match", marks=pytest.mark.full),
     ],
     ids=["bytes", "chunk", "message"],
 )
@@ -374,7 +379,7 @@ def test_an_error_on_a_data_socket_ends_that_socket_alone(
     syncer = processes.syncer(*ONE)
     for generation in range(1, 6):
         learner = Told(syncer.port, hello(layout, 0, generation=generation, streams=2), target=1.0)
-        syncer.stderr.wait_for(f"learner connected learner=0 generation={generation}$")
+        syncer.stderr.wait_for(f"learner connected learner=0 generation={generation}\\b")
         learner.sockets[1].sendall(bad)
         drive([learner], lambda told=learner: bool(told.errors), "the ERROR on the control stream")
         assert phrase in learner.errors[0].text
@@ -421,12 +426,17 @@ def test_a_hello_of_16_mib_does_not_hold_up_others(processes: Processes) -> None
     count = ((16 << 20) - 200) // 13
     fragment = struct.pack("<BIQ", 0, 1, 4)
     payload = struct.pack("<HIQBI", 4, 1, 1, 1, count) + fragment * count + bytes(64) + struct.pack("<H", 0)
-    with dial(syncer.port) as big:
-        big.sendall(header(FrameType.HELLO, len(payload)) + payload)
-        before = len(learner.answered)
-        drive([learner], lambda: bool(select.select([big], [], [], 0)[0]), "the verdict")
-        assert len(learner.answered) > before
-        assert "session mismatch" in error_text(big)
+    beside = 0
+    for _ in range(10):  # one is enough unless the verdict is there before this process gets its turn again
+        with dial(syncer.port) as big:
+            big.sendall(header(FrameType.HELLO, len(payload)) + payload)
+            before = len(learner.answered)
+            drive([learner], lambda sock=big: bool(select.select([sock], [], [], 0)[0]), "the verdict")
+            beside = len(learner.answered) - before
+            assert "session mismatch" in error_text(big)
+        if beside:
+            break
+    assert beside, "the learner's rounds stood still"
     syncer.signal(signal.SIGTERM)
     drive([learner], lambda: learner.ended, "its end")
     learner.close()

@@ -55,8 +55,18 @@ def files(folder: Path) -> list[str]:
 
 @pytest.mark.rule("chunk.streams.either")
 @pytest.mark.rule("syncer.checkpoint.terminal_once")
-@pytest.mark.parametrize("dtype", [Dtype.F32, Dtype.BF16, Dtype.Q4], ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("streams", [0, 2])
+@pytest.mark.parametrize(
+    ("dtype", "streams"),
+    [
+        (Dtype.F32, 0),
+        pytest.param(Dtype.F32, 2, marks=pytest.mark.full),
+        pytest.param(Dtype.BF16, 0, marks=pytest.mark.full),
+        (Dtype.BF16, 2),
+        pytest.param(Dtype.Q4, 0, marks=pytest.mark.full),
+        (Dtype.Q4, 2),
+    ],
+    ids=lambda each: each.name if isinstance(each, Dtype) else str(each),
+)
 def test_two_learners_train_to_the_end(
     processes: Processes, tmp_path: Path, dtype: Dtype, streams: int
 ) -> None:
@@ -154,7 +164,7 @@ def test_a_model_of_several_chunks_arrives_whole(processes: Processes, tmp_path:
     values = initial(layout)
     for dtype in (Dtype.F32, Dtype.BF16):
         syncer = processes.syncer(
-            *("--learners", "2", "--total-steps", "4", *QUICK),
+            *("--learners", "2", "--total-steps", "2", *QUICK),
             *("--final-state", str(tmp_path / "final.bin"), "--checkpoint-path", str(tmp_path / dtype.name)),
         )
         learners = [
@@ -162,7 +172,7 @@ def test_a_model_of_several_chunks_arrives_whole(processes: Processes, tmp_path:
             for number in range(2)
         ]
         learners[0].initialize(values)
-        train(learners)
+        train(learners, 300.0)
         for learner in learners:
             learner.close()
         syncer.finished()

@@ -15,7 +15,7 @@ from tests.e2e.test_syncer_run import QUICK, initial, small_layout, tape_records
 from yeto_proto._generated.messages import BcastFragment, FinalManifest, PullReq, Shutdown
 from yeto_proto.files import read_snapshot
 
-SIGNALS = [signal.SIGTERM, signal.SIGINT]
+SIGNALS = [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)]
 ENDLESS = ("--learners", "2", "--total-steps", "1000000", *QUICK, "--outer-momentum", "0")
 
 
@@ -84,7 +84,12 @@ def test_a_signal_while_it_starts_is_no_traceback(processes: Processes, number: 
 @pytest.mark.rule("syncer.signal.first")
 @pytest.mark.parametrize(
     ("number", "every"),
-    [(signal.SIGTERM, "0"), (signal.SIGTERM, "1"), (signal.SIGTERM, "3"), (signal.SIGINT, "3")],
+    [
+        (signal.SIGTERM, "1"),
+        (signal.SIGINT, "3"),
+        pytest.param(signal.SIGTERM, "0", marks=pytest.mark.full),
+        pytest.param(signal.SIGTERM, "3", marks=pytest.mark.full),
+    ],
 )
 def test_in_training_the_rounds_in_flight_are_committed_and_saved(
     processes: Processes, tmp_path: Path, number: int, every: str

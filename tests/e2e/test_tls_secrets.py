@@ -17,7 +17,7 @@ SECRET = "a-key-that-nobody-may-see-7f3a"
 SETTINGS = ("--learners", "2", *QUICK, "--log-level", "debug")
 
 
-@pytest.mark.parametrize("source", ["file", "variable"])
+@pytest.mark.parametrize("source", ["file", pytest.param("variable", marks=pytest.mark.full)])
 def test_the_key_is_nowhere_to_be_seen(processes: Processes, tmp_path: Path, source: str) -> None:
     tape, key = tmp_path / "tape.jsonl", tmp_path / "key"
     key.write_text(SECRET + "\n")

@@ -17,11 +17,11 @@ if [ ${#packages[@]} -gt 0 ]; then
     fi
     echo "installing ${packages[*]} ..."
     export DEBIAN_FRONTEND=noninteractive
-    apt-get update -qq
-    apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+    apt-get -o Acquire::Retries=5 update -qq
+    apt-get -o Acquire::Retries=5 install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
 fi
 if [ ! -e "$folder/node_modules/$compiler" ]; then
     echo "installing $compiler $version into $folder ..."
     mkdir -p "$folder"
-    npm install --silent --no-audit --no-fund --prefix "$folder" "$compiler@$version"
+    npm install --fetch-retries 5 --silent --no-audit --no-fund --prefix "$folder" "$compiler@$version"
 fi

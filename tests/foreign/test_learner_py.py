@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.e2e.processes import Processes, Running
+from tests.e2e.processes import Processes, Running, reserved_port
 from tests.foreign.adapter import INTEROP
 from tests.foreign.cases import write_case
 from yeto_proto.files import read_final_state, read_snapshot
@@ -85,7 +85,7 @@ def test_it_trains_to_the_end(processes: Processes, tmp_path: Path, dtype: str, 
         )
         for number in range(2)
     ]
-    syncer.finished(timeout=60)
+    syncer.finished(timeout=300)
     check_final(tmp_path, learners, 9)
     for record in commits(tmp_path / "tape.jsonl"):
         assert record["responded"] == [0, 1]
@@ -97,19 +97,20 @@ def test_it_trains_to_the_end(processes: Processes, tmp_path: Path, dtype: str, 
 @pytest.mark.rule("learner.generation.fresh")
 def test_it_redials_a_syncer_that_comes_back(processes: Processes, tmp_path: Path) -> None:
     """The second process goes on where the checkpoint of the first one ends, on the same port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    flags = ("--port", str(port), *QUICK, *files(tmp_path), "--checkpoint-every", "1", "--resume-if-exists")
-    first = processes.syncer_command(*flags, "--total-steps", "100000").listening()
-    learners = [
-        start(processes, write_case(tmp_path, port, number, num_streams=1, step_ms=2)) for number in range(2)
-    ]
-    first.stderr.wait_for("outer step", count=5)
-    first.signal(signal.SIGKILL)
-    first.wait()
-    reached = read_snapshot(tmp_path / "state.ckpt").global_step
-    second = processes.syncer_command(*flags, "--total-steps", str(reached + 6)).listening()
-    second.finished(timeout=60)
+    with reserved_port() as port:
+        flags = ("--port", str(port), *QUICK, *files(tmp_path), "--checkpoint-every", "1")
+        first = processes.syncer_command(*flags, "--total-steps", "1000000").listening()
+        learners = [
+            start(processes, write_case(tmp_path, port, number, num_streams=1, step_ms=2))
+            for number in range(2)
+        ]
+        first.stderr.wait_for("outer step", count=5)
+        first.signal(signal.SIGKILL)
+        first.wait()
+        reached = read_snapshot(tmp_path / "state.ckpt").global_step
+        flags = (*flags, "--resume", "--total-steps", str(reached + 6))
+        second = processes.syncer_command(*flags).listening()
+        second.finished(timeout=300)
     check_final(tmp_path, learners, reached + 6)
     assert all("lost the syncer" in learner.stderr.text for learner in learners)
 
@@ -165,11 +166,11 @@ def test_it_refuses_what_a_syncer_may_not_send(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         learner = start(processes, write_case(tmp_path, server.getsockname()[1], 1))
-        server.settimeout(60)
+        server.settimeout(300)
         accepted, _ = server.accept()
         with accepted:
             accepted.sendall(sent)
-            assert learner.wait(60) == 1
+            assert learner.wait(300) == 1
     assert said in learner.stderr.text
     assert learner.stderr.text.startswith("error: ")
     assert "Traceback" not in learner.stderr.text

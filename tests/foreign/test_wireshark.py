@@ -404,7 +404,7 @@ def test_a_real_run_over_loopback(processes: Processes, tmp_path: Path) -> None:
     )
     path = tmp_path / "run.pcapng"
     capture = processes.run(
-        *("tshark", "-i", "lo", "-f", f"tcp port {syncer.port}", "-w", str(path), "-a", "duration:300"),
+        *("tshark", "-i", "lo", "-f", f"tcp port {syncer.port}", "-w", str(path), "-a", "duration:3600"),
         *("-X", f"lua_script:{DISSECTOR}", "-P", "-l"),
     )
     capture.stderr.wait_for("Capture started")
@@ -416,11 +416,11 @@ def test_a_real_run_over_loopback(processes: Processes, tmp_path: Path) -> None:
         )
         for number in range(2)
     ]
-    syncer.finished(timeout=60)
-    assert [learner.wait(60) for learner in learners] == [0, 0]
-    capture.stdout.wait_for("SHUTDOWN", 60, count=2)  # what the kernel still holds at the signal is lost
+    syncer.finished(timeout=300)
+    assert [learner.wait(300) for learner in learners] == [0, 0]
+    capture.stdout.wait_for("SHUTDOWN", 300, count=2)  # what the kernel still holds at the signal is lost
     capture.signal(2)
-    capture.wait(60)
+    capture.wait(300)
     found = "\n".join(shown(path))
     for name in ("HELLO", "DATA_HELLO", "CHUNK", "PULL_REQ", "FINAL_MANIFEST", "FINAL_ACK", "SHUTDOWN"):
         assert name in found

@@ -159,6 +159,6 @@ class Anchors(RuleBasedStateMachine):
         assert fragment.spent_step == self.spent_for
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_anchors_go_where_the_machine_leads() -> None:
     explore(Anchors, lambda: walks.missing(WITHOUT_EFFECT), examples=80, steps=30)

@@ -173,6 +173,6 @@ class Cutoffs(RuleBasedStateMachine):
         assert len(self.run.of(Merge)) <= self.merges + (self.state is BudgetState.FAILED)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_a_cutoff_goes_where_the_machine_leads() -> None:
     explore(Cutoffs, lambda: walks.missing(WITHOUT_EFFECT), examples=90, steps=25)

@@ -334,7 +334,7 @@ class Connections(RuleBasedStateMachine):
         assert (self.run.core.phase is Phase.TRAINING) == self.training
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_sockets_and_generations_go_where_the_machines_lead() -> None:
     explore(
         Connections,

@@ -25,6 +25,8 @@ from yeto_syncer.core.outbox import Outbox
 from yeto_syncer.core.registry import Group
 from yeto_syncer.core.rounds import Round
 
+pytestmark = pytest.mark.timeout(900)
+
 ROOT = Path(__file__).resolve().parents[2]
 CORES = ("yeto_syncer/core", "yeto_learner/core")
 KEPT_IN = ("state", "anchor")  # the attributes that hold a state

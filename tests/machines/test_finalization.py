@@ -209,6 +209,6 @@ class Terminal(RuleBasedStateMachine):
         assert told == self.let_go
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_the_terminal_exchange_goes_where_the_machine_leads() -> None:
     explore(Terminal, lambda: walks.missing(WITHOUT_EFFECT), examples=120, steps=25)

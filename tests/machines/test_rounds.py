@@ -293,6 +293,6 @@ def all_closed(rounds: dict[int, Seen], committed: int) -> bool:
     return all(rounds[step].state is RoundState.COMMITTED for step in rounds if step <= committed)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_rounds_go_where_the_machine_leads() -> None:
     explore(Rounds, lambda: walks.missing(), examples=80, steps=45)

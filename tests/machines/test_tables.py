@@ -27,6 +27,8 @@ from yeto_proto._generated.machines import (
 )
 from yeto_proto.machine import Machine, advance
 
+pytestmark = pytest.mark.timeout(900)
+
 ROOT = Path(__file__).resolve().parents[2]
 MACHINES = [LINK, LEARNER_GROUP, ROUND, FINALIZATION, BUDGET, ANCHOR]
 

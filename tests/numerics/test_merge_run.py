@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import os
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +17,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from threadpoolctl import threadpool_info
 
 from tests.numerics.jobs import Shape, answer, by_formulas, make, random_job, same_bits, tensors
 from yeto_proto._generated.constants import Q4_BLOCK, REDUCTION_BLOCK
@@ -309,9 +311,37 @@ def test_memory_beside_the_result_is_bounded(dtype: Dtype, correction: bool) -> 
     assert result_bytes <= peak < result_bytes + 2 * 12 * 2**20
 
 
+HELD = """
+import hashlib
+import numpy as np
+from threadpoolctl import threadpool_info
+
+def threads():
+    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+np.eye(2) @ np.eye(2)
+print(*threads())
+from yeto_syncer.core import merge
+matrix = np.random.default_rng(1).normal(size=(300, 200)).astype(np.float32)
+merged = merge.iso(matrix)
+print(*threads())
+print(hashlib.sha256(np.ascontiguousarray(merged).tobytes()).hexdigest())
+"""
+
+
 def test_blas_is_held_to_one_thread() -> None:
     """D30: a BLAS that splits sums over the cores would round as the machine has cores."""
-    merge.iso(np.eye(4, dtype=np.float32))
-    libraries = [library for library in threadpool_info() if library["user_api"] == "blas"]
-    assert libraries
-    assert all(library["num_threads"] == 1 for library in libraries)
+    told = []
+    for count in ("1", "4"):
+        done = subprocess.run(
+            [sys.executable, "-c", HELD],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": count},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        told.append(done.stdout.split())
+    # Of four threads OpenBLAS takes as many as there are cores.
+    (before, held, digest), (_, held_of_four, digest_of_four) = told
+    assert before == held == held_of_four == "1"
+    assert digest == digest_of_four

@@ -30,6 +30,12 @@ def test_every_metric_stands_on_the_page_with_its_help_and_labels() -> None:
     assert rows == told
 
 
+def test_every_alert_stands_on_the_page() -> None:
+    told = re.findall(r"^\| `(Yeto\w+)` \|", (DOCS / "metrics.md").read_text(), re.MULTILINE)
+    rules = re.findall(r"^ +- alert: (\w+)$", (DOCS / "deploy" / "alerts.yaml").read_text(), re.MULTILINE)
+    assert rules and told == rules
+
+
 def test_every_test_of_the_table_of_attacks_exists() -> None:
     rows = re.findall(r"`(test_\w+\.py)::(test_\w+)` \|$", (DOCS / "security.md").read_text(), re.MULTILINE)
     assert len(rows) > 30

@@ -24,7 +24,7 @@ DECODED = [
 ]
 
 # Most tests here run once for each frame or even for each rule: each gets a share of a deep run's examples.
-FRAME_SHARE = settings(max_examples=max(40, settings.default.max_examples // 4))
+FRAME_SHARE = settings(max_examples=max(25, settings.default.max_examples // 4))
 RULE_SHARE = settings(max_examples=max(8, settings.default.max_examples // 8))
 
 

@@ -122,8 +122,8 @@ class Audit:
 
     def performed(self, effect: Effect) -> None:
         """An effect is about to be performed."""
-        if self._exited:  # the words of an effect take longer than all the rest of this
-            require(False, f"{effect} after the exit")
+        if self._exited:  # putting each effect into words would take longer than all the checks
+            raise Broken(f"{effect} after the exit")
         self._exited = type(effect) is Exit
         for handler in self._performed.get(type(effect), ()):
             handler(effect)

@@ -9,6 +9,8 @@ import pytest
 from tests.simulation.bugs import BUGS
 from tests.simulation.worlds import failure_of, play, shrink, story, world_of
 
+pytestmark = pytest.mark.timeout(900)
+
 REPLAYED = 7
 
 
@@ -31,7 +33,7 @@ def test_a_world_without_its_faults_is_another_story() -> None:
     assert with_all.story != without.story
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_a_failing_seed_tells_its_shortest_story() -> None:
     bug, first = BUGS["a duplicate is accepted"]
     with bug():

@@ -14,6 +14,11 @@ from tests.e2e.processes import Processes
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_*.py"]
 
 
+def pytest_ignore_collect(config: pytest.Config) -> bool | None:
+    """Nothing of this folder is in `make test`, and to load torch takes as long as many of its tests."""
+    return True if config.getoption("markexpr") == "not full" else None
+
+
 @pytest.fixture
 def processes() -> Iterator[Processes]:
     """Start processes with this; the test fails if it leaves one running."""

@@ -23,9 +23,12 @@ ENVIRON = {
 
 
 def torchrun(processes: Processes, ranks: int, *arguments: str) -> Running:
-    """Start a script as `torchrun` does, on this machine."""
-    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
-    return processes.run(*command, *arguments, environ=ENVIRON)
+    """Start a script as `torchrun` does, on this machine, whatever its name resolves to."""
+    return processes.run(
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
+        *("--nproc-per-node", str(ranks), *arguments),
+        environ=ENVIRON,
+    )
 
 
 def script(processes: Processes, *arguments: str) -> Running:

@@ -106,7 +106,7 @@ def test_a_trainer_is_resumed_from_its_checkpoint_and_ends_with_the_final_cut(
         with pytest.raises(BrokenOffError):
             broken.train()
         peer = syncer.next_peer()
-        assert peer.inbox.empty()
+        assert all(isinstance(each, wire.Heartbeat) for each in peer.inbox.queue)
         first.close()
     checkpoint = tmp_path / f"checkpoint-{SAVE}"
     assert (checkpoint / RECORD_NAME).is_file()

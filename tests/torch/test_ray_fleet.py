@@ -18,21 +18,42 @@ from tests.torch.rig import ENVIRON, EXAMPLES, HERE, SLOW, succeeded
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
-LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # without clusters of several machines Ray stays on it
+LOOPBACK = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # without clusters of several machines Ray stays on it
+    # A busy machine is no failed one: nothing is given up or killed because it is slow or its memory is used.
+    "RAY_health_check_timeout_ms": "120000",
+    "RAY_health_check_failure_threshold": "20",
+    "RAY_worker_register_timeout_seconds": "600",
+    "RAY_memory_monitor_refresh_ms": "0",
+}
+STARTS = 5
+
+
+def start_head(processes: Processes, folder: Path) -> Running:
+    """A Ray head on loopback. Ray gives its own start 30 seconds, whatever the machine does meanwhile."""
+    for left in reversed(range(STARTS)):
+        head = processes.run(
+            *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port", "0"),
+            *("--node-ip-address", "127.0.0.1", "--num-cpus", "2", "--object-store-memory", str(100 << 20)),
+            *("--include-dashboard", "false", "--disable-usage-stats", "--temp-dir", str(folder)),
+            environ={**ENVIRON, **LOOPBACK},
+        )
+        try:
+            head.stdout.wait_for("This command will now block forever", SLOW)
+            break
+        except AssertionError:
+            if left == 0 or "timed out during startup" not in head.stdout.text + head.stderr.text:
+                raise
+            head.wait(SLOW)
+    return head
 
 
 @contextmanager
 def cluster(processes: Processes) -> Iterator[dict[str, str]]:
-    """A Ray head on loopback; the environment that joins it."""
+    """The environment that joins a Ray head of this test."""
     folder = Path(tempfile.mkdtemp(prefix="yeto-ray-"))  # short: Ray puts sockets there
-    head = processes.run(
-        *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port", "0"),
-        *("--node-ip-address", "127.0.0.1", "--num-cpus", "2", "--object-store-memory", str(100 << 20)),
-        *("--include-dashboard", "false", "--disable-usage-stats", "--temp-dir", str(folder)),
-        environ={**ENVIRON, **LOOPBACK},
-    )
+    head = start_head(processes, folder)
     try:
-        head.stdout.wait_for("This command will now block forever", SLOW)
         named = folder / "ray_current_cluster"
         wait_until(lambda: named.exists() and ":" in named.read_text(), "Ray's note of its address", SLOW)
         address = named.read_text().strip()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.processes import Processes, wait_until
 from tests.torch.rig import EXAMPLES, SLOW, script, succeeded, torchrun
+from yeto_proto.files import read_snapshot
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
@@ -85,13 +87,19 @@ def test_the_small_examples(processes: Processes, name: str, ranks: int, said: s
 
 
 def test_the_example_that_resumes(processes: Processes, tmp_path: Path) -> None:
-    # A round takes a second at least: the learner saves, is killed, and most rounds are still to come.
-    syncer = processes.syncer(*ALONE, "--min-round-interval-ms", "1000")
-    arguments = (str(EXAMPLES / "resume_learner.py"), f"127.0.0.1:{syncer.port}", "0", str(tmp_path / "kept"))
-    first = script(processes, *arguments)
-    wait_until(lambda: (tmp_path / "kept" / "state.pt").exists(), "the first state", SLOW)
+    # The run has no end before the learner was killed, however late that is.
+    kept, checkpoint = tmp_path / "kept", tmp_path / "run.ckpt"
+    flags = ("--learners", "1", "--sync-interval-steps", "10", "--checkpoint-path", str(checkpoint))
+    syncer = processes.syncer(*flags, "--total-steps", "1000000")
+    program = str(EXAMPLES / "resume_learner.py")
+    first = script(processes, program, f"127.0.0.1:{syncer.port}", "0", str(kept))
+    wait_until(lambda: (kept / "state.pt").exists(), "the first state", SLOW)
     first.kill()
-    second = script(processes, *arguments)
+    syncer.signal(signal.SIGTERM)
+    syncer.finished(0, SLOW)
+    total = read_snapshot(checkpoint).global_step + 10
+    syncer = processes.syncer(*flags, "--total-steps", str(total), "--resume")
+    second = script(processes, program, f"127.0.0.1:{syncer.port}", "0", str(kept))
     text = succeeded(second)
     syncer.finished(0, SLOW)
     resumed = re.search(r"resumed at local step (\d+)", second.stderr.text)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
@@ -55,7 +56,7 @@ def fds() -> set[tuple[str, str]]:
     found = set()
     for number in os.listdir("/proc/self/fd"):  # noqa: PTH208  # pathlib would keep one open while it looks
         with contextlib.suppress(FileNotFoundError):  # the listing's own
-            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+            found.add((number, str(Path("/proc/self/fd", number).readlink())))
     return found
 
 

@@ -14,6 +14,7 @@ import pytest
 from codegen.__main__ import main
 from codegen.pages import pages
 from codegen.parts import load
+from tests.unit.project_pages import project_pages
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PROBE = """
 import json, warnings
 warnings.simplefilter("ignore")
-from hypothesis import given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 import yeto_proto
 from yeto_proto import codec
 from yeto_proto._generated import constants, errors, messages
@@ -53,7 +54,7 @@ found["renamed"] = [hasattr(errors, "ZeroCounter"), hasattr(errors, "BadCounter"
 
 seen = {"valid": [], "broken": []}
 
-@settings(max_examples=30, database=None)
+@settings(max_examples=30, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def draw(data):
     message = data.draw(VALID[FrameType.HEARTBEAT](session))
@@ -137,7 +138,7 @@ def test_the_strategies_draw_the_new_field_on_both_sides_of_its_bound(probe):
 
 
 def test_the_reference_pages_follow(edited):
-    before = {each.path: each.text for each in pages(load(ROOT / "spec"))}
+    before = project_pages()
     after = {each.path: each.text for each in pages(load(edited / "spec"))}
     changed = {path for path in before if before[path] != after.get(path)}
     heartbeat = next(path for path in after if path.endswith("heartbeat.md"))

@@ -20,6 +20,7 @@ from codegen.pages import pages
 from codegen.parts import load
 from codegen.spec import Frame
 from codegen.worked import worked
+from tests.unit.project_pages import project_pages
 from yeto_learner import case as client_case
 from yeto_proto import codec, files
 from yeto_proto._generated.types import Dtype, FrameType, MergeMode, Role
@@ -31,9 +32,13 @@ from yeto_proto.writer import frame as frame_buffers
 
 ROOT = Path(__file__).parents[2]
 SPEC = load(ROOT / "spec")
-PAGES = {each.path.removeprefix("protocol/"): each.text for each in pages(SPEC)}
 FILES: tuple[FileText, ...] = SPEC.parts["files"]
 ROW = re.compile(r"^\| (\d+) \| `([^`]+)` \| `?([^`|]+)`? \| (.*) \|$")
+
+
+def page_text(path: str) -> str:
+    """The text of a page of the protocol."""
+    return project_pages()[f"protocol/{path}"]
 
 
 def section(page: str, heading: str) -> str:
@@ -81,7 +86,7 @@ def session_of(frame: Frame) -> tuple[Session | None, Role | None]:
 
 @pytest.mark.parametrize("frame", SPEC.frames, ids=lambda each: each.name)
 def test_the_bytes_on_the_page_of_a_frame_are_what_the_codec_reads_and_writes(frame: Frame) -> None:
-    text = section(PAGES[f"frames/{frame.slug}.md"], "## Example")
+    text = section(page_text(f"frames/{frame.slug}.md"), "## Example")
     data = whole(text)
     session, side = session_of(frame)
     message = codec.decode(FrameType(data[4]), data[13:], session, side)
@@ -94,12 +99,12 @@ def test_the_bytes_on_the_page_of_a_frame_are_what_the_codec_reads_and_writes(fr
 
 
 def test_values_and_names_stand_beside_the_bytes_of_an_example() -> None:
-    shown = {name: value for _, _, name, value in rows(PAGES["frames/hello.md"])}
+    shown = {name: value for _, _, name, value in rows(page_text("frames/hello.md"))}
     assert shown["dtype"] == "F32 (1)"
     assert shown["layout[0].merge_mode"] == "RDA (1)"
     assert shown["layout[0].numels[0]"] == "4"
-    assert "“session mismatch”" in PAGES["frames/error.md"]
-    assert "| 25 | `0000803f 000000c0` | `tensor` | 1, -2 |" in PAGES["frames/bcast_fragment.md"]
+    assert "“session mismatch”" in page_text("frames/error.md")
+    assert "| 25 | `0000803f 000000c0` | `tensor` | 1, -2 |" in page_text("frames/bcast_fragment.md")
 
 
 def test_an_example_that_does_not_fit_its_frame_is_a_fault() -> None:
@@ -116,14 +121,14 @@ def test_an_example_that_does_not_fit_its_frame_is_a_fault() -> None:
 
 @pytest.mark.parametrize("frame", SPEC.frames, ids=lambda each: each.name)
 def test_the_page_of_a_frame_has_every_part(frame: Frame) -> None:
-    page = PAGES[f"frames/{frame.slug}.md"]
+    page = page_text(f"frames/{frame.slug}.md")
     for part in ("\n**Sent** ", "\n## Bytes\n", "<svg", "\n## Size\n", "\n## Example\n", "\n## Errors\n"):
         assert part in page, part
     for rule in (*frame.rules, *frame.extra_rules):
         assert f"{{ #{rule.id} }}" in page
         assert f"](../errors.md#{rule.error})" in page
-        assert f"frames/{frame.slug}.md#{rule.id})" in PAGES["errors.md"]
-        assert f"frames/{frame.slug}.md#{rule.id})" in PAGES["coverage.md"]
+        assert f"frames/{frame.slug}.md#{rule.id})" in page_text("errors.md")
+        assert f"frames/{frame.slug}.md#{rule.id})" in page_text("coverage.md")
 
 
 def test_worked_sizes_are_those_of_real_frames() -> None:
@@ -146,7 +151,7 @@ def test_worked_sizes_are_those_of_real_frames() -> None:
 
 
 def test_the_bytes_of_the_checkpoint_are_a_recorded_vector() -> None:
-    data = whole(section(PAGES["files/snapshot.md"], "## Example"))
+    data = whole(section(page_text("files/snapshot.md"), "## Example"))
     snapshot = SnapshotReader(io.BytesIO(data)).read()
     written = io.BytesIO()
     files.write_to(written, snapshot)
@@ -157,9 +162,9 @@ def test_the_bytes_of_the_checkpoint_are_a_recorded_vector() -> None:
 
 
 def test_the_bytes_of_marker_and_final_state_read_and_write_back() -> None:
-    data = whole(section(PAGES["files/final_marker.md"], "## Example"))
+    data = whole(section(page_text("files/final_marker.md"), "## Example"))
     assert format_marker(parse_marker(data)) == data
-    data = whole(section(PAGES["files/final_state.md"], "## Example"))
+    data = whole(section(page_text("files/final_state.md"), "## Example"))
     written = io.BytesIO()
     write_final_state_to(written, read_final_state_from(io.BytesIO(data)))
     assert written.getvalue() == data
@@ -192,7 +197,7 @@ def check(known: Mapping[str, Object], kind: str, value: Any, where: str) -> Non
 
 def example_of(name: str) -> tuple[FileText, str]:
     (text,) = (each for each in FILES if each.file == name)
-    block = section(PAGES[f"files/{name}.md"], "## Example")
+    block = section(page_text(f"files/{name}.md"), "## Example")
     return text, block.partition("```json\n")[2].partition("```")[0]
 
 
@@ -226,7 +231,7 @@ def test_the_case_file_is_one_that_a_learner_takes() -> None:
 
 @pytest.mark.parametrize("name", sorted(SPEC.errors))
 def test_every_error_says_what_is_seen_why_and_what_to_do(name: str) -> None:
-    entry = section(PAGES["errors.md"], f"### {name} {{ #{name} }}")
+    entry = section(page_text("errors.md"), f"### {name} {{ #{name} }}")
     for part in ("**You see.** ", "**Cause.** ", "**What to do.** "):
         assert len(entry.partition(part)[2].partition("\n")[0]) > 20, part
     assert f"\n`{SPEC.errors[name][1].says}`\n" in entry
@@ -293,11 +298,11 @@ def test_every_decision_has_its_question_its_reason_and_what_follows() -> None:
     numbers = [each.number for each in SPEC.parts["decisions"]]
     assert numbers == list(range(1, 42))
     for number in numbers:
-        entry = re.split(r"\n## ", PAGES["decisions.md"].partition(f"\n## D{number}: ")[2])[0]
+        entry = re.split(r"\n## ", page_text("decisions.md").partition(f"\n## D{number}: ")[2])[0]
         assert "**Why.** " in entry
         assert "\n- [`" in entry
 
 
 def test_a_mark_of_a_decision_is_a_link_to_it() -> None:
-    assert "([D12](../decisions.md#D12))" in PAGES["frames/push_fragment.md"]
-    assert not [path for path, text in PAGES.items() if re.search(r"\(D[0-9]+\)", text)]
+    assert "([D12](../decisions.md#D12))" in page_text("frames/push_fragment.md")
+    assert not [path for path, text in project_pages().items() if re.search(r"\(D[0-9]+\)", text)]

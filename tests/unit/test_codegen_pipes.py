@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from codegen.__main__ import main
-from codegen.pages import pages
 from codegen.parts import load
+from tests.unit.project_pages import project_pages
 from yeto_proto._generated.iso_worker import HEADER, MAGIC, REQUEST, VERSION, Header, Status
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def test_the_generated_header_is_the_published_one() -> None:
 
 def test_the_page_shows_offsets_constants_statuses_and_every_rule() -> None:
     spec = load(ROOT / "spec")
-    (page,) = [each.text for each in pages(spec) if each.path == "protocol/pipes/iso_worker.md"]
+    page = project_pages()["protocol/pipes/iso_worker.md"]
     assert "| 40 | `payload_bytes` | u64 |" in page
     assert "| `MAX_PAYLOAD` | 2,147,483,648 | bytes |" in page
     assert "| 8 | TOO_LARGE |" in page

@@ -291,6 +291,16 @@ def test_variables_that_name_no_setting_are_found() -> None:
     assert unknown_variables(environ) == ["YETO_SYNCER_QORUM"]
 
 
+@pytest.mark.parametrize("flag", ["--checkpoint-path", "--final-state", "--port-file"])
+@pytest.mark.parametrize("length", [5000, 252])
+def test_a_name_that_is_too_long_is_told_before_the_run(
+    flag: str, length: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """252 characters are few enough for the file, and too many for the name that it is written to first."""
+    assert run(*RUN, "--port", "0", flag, str(tmp_path / ("x" * length))) == 1
+    assert f"File name too long; {flag}; " in one_line(capsys)
+
+
 def test_a_file_that_is_no_toml_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = tmp_path / "bad.toml"
     document.write_text("learners = = 2")
@@ -372,12 +382,3 @@ sys.exit(main())
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_an_output_that_is_full_is_one_line() -> None:
-    command = [sys.executable, "-m", "yeto_syncer", *RUN, "--print-config"]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: cannot write: No space left on device; standard output; ")
-    assert done.stderr.count("\n") == 1

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
+import pytest
 
+from yeto_proto._generated.errors import WireError
 from yeto_proto._generated.messages import (
     BcastFragment,
     BudgetDone,
@@ -105,3 +107,11 @@ def cut_at(data: bytes, cuts: Iterable[int]) -> list[bytes]:
     """The data in pieces that end at these places."""
     edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     return [data[begin:end] for begin, end in pairwise(edges)]
+
+
+def refuse(error: type[WireError], into: FrameReader, data: bytes) -> WireError:
+    """Bytes that a reader must refuse so; the error, which the reader keeps."""
+    with pytest.raises(error) as caught:
+        into.feed(data)
+    assert into.failure is caught.value
+    return caught.value

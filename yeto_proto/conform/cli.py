@@ -14,7 +14,6 @@ from typing import Final
 
 from yeto_proto.console import program
 from yeto_proto.console.parser import Parser, positive_seconds, whole
-from yeto_proto.console.signals import SignalGuard
 
 from .names import CUTS, REDACTIONS, ROLES
 
@@ -60,18 +59,13 @@ EXAMPLES_OF: Final = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     # A verdict that nobody read (`| head`) is no success.
-    unread = FAILED
-
-    def run(guard: SignalGuard) -> int:
-        nonlocal unread
-        options = _parser().parse_args(arguments)
-        if options.command in ("list", "show"):
-            unread = 0
-        with guard.held():  # an exception in the middle of an import comes out as something else
-            from . import commands
-        return commands.run(options)
-
-    return program.run(run, unread=lambda: unread)
+    told = ("list", "show", "")
+    return program.dispatch(
+        _parser,
+        arguments,
+        "yeto_proto.conform.commands",
+        unread=lambda command: 0 if command in told else FAILED,
+    )
 
 
 def _parser() -> Parser:
@@ -98,7 +92,7 @@ def _parser() -> Parser:
     _selection(listing)
     listing.add_argument("--coverage", action="store_true", help="list rules with their cases instead")
     showing = command("show", "print a case or a recorded trace for people", "print one JSON object")
-    showing.add_argument("trace", help="the id of a case, or a file")
+    showing.add_argument("trace", metavar="TRACE", help="the id of a case, or a file")
     _record_flags(
         command("record", "record what learners and a syncer say to each other", "print one JSON object")
     )
@@ -106,10 +100,20 @@ def _parser() -> Parser:
         "mutants", "check that every mutant is found at the rule that it breaks", "one object a line"
     )
     judging.add_argument("select", nargs="*", metavar="NAME", help="mutants, with * and ?")
-    judging.add_argument("--mutants", type=Path, default=Path("tests/conform/mutants/mutants.yaml"))
-    judging.add_argument("--sut", type=Path, help="the clean implementation (default: this one)")
-    judging.add_argument("--corpus", type=Path, help="a folder of traces (default: the shipped one)")
-    _pace(judging, 8.0)
+    judging.add_argument(
+        "--mutants",
+        type=Path,
+        metavar="FILE",
+        default=Path("tests/conform/mutants/mutants.yaml"),
+        help="their list (default: %(default)s, of a checkout)",
+    )
+    judging.add_argument(
+        "--sut", type=Path, metavar="FILE", help="the clean implementation (default: this one)"
+    )
+    judging.add_argument(
+        "--corpus", type=Path, metavar="DIR", help="a folder of traces (default: the shipped one)"
+    )
+    _pace(judging, 8.0, "seconds that a step may take, also one with a longer `within`")
     return parser
 
 
@@ -125,29 +129,52 @@ def _selection(parser: Parser) -> None:
     parser.add_argument(
         "--corpus",
         type=Path,
+        metavar="DIR",
         help="a folder of traces, or a recorded trace (default: the shipped one)",
     )
 
 
 def _run_flags(parser: Parser) -> None:
     _selection(parser)
-    parser.add_argument("--sut", type=Path, help="the implementation (default: this one)")
+    parser.add_argument(
+        "--sut",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="the implementation (default: this one); give it again for more of them in one report",
+    )
     parser.add_argument("--in-process", action="store_true", help="call this package's codec directly")
-    parser.add_argument("--cuts", default="recorded", help=f"how bytes are cut: any of {', '.join(CUTS)}")
+    parser.add_argument(
+        "--cuts",
+        default="recorded,coalesced",
+        metavar="CUT,CUT",
+        help=f"how bytes are cut: any of {', '.join(CUTS)} (default: recorded,coalesced)",
+    )
     parser.add_argument("--all-cuts", action="store_true", help="every cut")
     _pace(parser, 20.0)
-    parser.add_argument("--repeat", type=whole(1), default=1, help="run everything so many times")
+    parser.add_argument(
+        "--repeat", type=whole(1), default=1, metavar="N", help="run everything so many times"
+    )
     parser.add_argument("--strict", action="store_true", help="count a loose verdict as a failure")
-    parser.add_argument("--output", type=Path, help="folder for results.jsonl, junit.xml and index.html")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="folder for results.jsonl, junit.xml and index.html"
+    )
 
 
-def _pace(parser: Parser, timeout: float) -> None:
-    parser.add_argument("--jobs", type=whole(1, JOBS), default=2, help="cases at a time (default: 2)")
+def _pace(
+    parser: Parser,
+    timeout: float,
+    means: str = "seconds that a step may take, unless its case allows more by `within`",
+) -> None:
+    parser.add_argument(
+        "--jobs", type=whole(1, JOBS), default=2, metavar="N", help="cases at a time (default: 2)"
+    )
     parser.add_argument(
         "--timeout",
         type=positive_seconds,
         default=timeout,
-        help=f"seconds that a step may take (default: {timeout:g})",
+        metavar="S",
+        help=f"{means} (default: {timeout:g})",
     )
 
 
@@ -160,9 +187,15 @@ def _record_flags(parser: Parser) -> None:
         help="where learners connect; port 0 takes a free one",
     )
     add("--connect", metavar="HOST:PORT", type=_address, help="the syncer")
-    add("--pcap", type=Path, help="read a libpcap file of plain TCP instead")
-    add("--port", type=whole(1, 65535), default=29400, help="the syncer's port in the pcap (default: 29400)")
-    add("--out", type=Path, required=True, help="the trace; long bytes go to blobs beside it")
+    add("--pcap", type=Path, metavar="FILE", help="read a libpcap file of plain TCP instead")
+    add(
+        "--port",
+        type=whole(1, 65535),
+        default=29400,
+        metavar="PORT",
+        help="the syncer's port in the pcap (default: 29400)",
+    )
+    add("--out", type=Path, required=True, metavar="FILE", help="the trace; long bytes go to blobs beside it")
     add("--redact", choices=REDACTIONS, default="none", help="leave tensor bytes out")
     add("--setting", action="append", default=[], metavar="NAME=VALUE", help="of the syncer, for a replay")
 

@@ -73,10 +73,7 @@ class ClientPlayer(Player):
         if not self.wire.holds(lambda: there() or self.gone(), self.limit(step)):
             raise FailError(f"expected {what}; {self.nothing(step)}")
         if not there():
-            assert self.process is not None
-            raise FailError(
-                f"expected {what}, but the process ended with {self.process.code}:\n{self.process.output}"
-            )
+            raise self.died(f"expected {what}")
         self.in_time(step, what, began, self.wire.clock())
         link = self.wire.claim(name, stream, fits)
         assert link.first is not None

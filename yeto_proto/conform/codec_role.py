@@ -12,11 +12,9 @@ from .groups import BYTE_CUT
 from .match import differences
 from .processes import NotStartedError, Process
 from .trace import Trace
-from .verdict import BrokenError, FailError, Result, SkipError, Verdict
+from .verdict import UNSUPPORTED, BrokenError, FailError, Result, SkipError, Verdict
 
 __all__ = ["AdapterProcess", "Asker", "InProcess", "run"]
-
-_UNSUPPORTED = 127
 
 
 class Asker(Protocol):
@@ -72,7 +70,7 @@ class AdapterProcess:
         code, output = self._process.wait(self._timeout), self._process.output
         first = self._asked == 1
         self.close()
-        if code == _UNSUPPORTED:
+        if code == UNSUPPORTED:
             raise SkipError("the adapter ended with 127: not supported")
         if first:
             raise NotStartedError(f"the adapter ended with {code} at its first question:\n{output}")

@@ -8,14 +8,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
 from yeto_proto.console.output import complain, fail, flush, say, say_json
 
-from . import matrix, mutants, pages, report, runner, show, sut, trace
+from . import check, matrix, mutants, pages, report, runner, show, sut, trace
 from .cli import BAD_ARGUMENTS, FAILED, NOT_STARTED, NOTHING_SELECTED
 from .names import CUTS, ROLES
 from .pcap import read_pcap
@@ -26,6 +26,8 @@ from .replay import as_server_case
 from .verdict import Result
 
 __all__ = ["run"]
+
+CLEAN_S: Final = 60.0  # what a step of the clean implementation may take beside the mutants, at least
 
 
 class UsageError(Exception):
@@ -43,10 +45,12 @@ def run(options: argparse.Namespace) -> int:
     except UsageError as error:
         complain(str(error))
         return error.code
-    except sut.BadSutError as error:
-        return fail(str(error), "correct the file, or give another", code=BAD_ARGUMENTS)
-    except trace.BadTraceError as error:
-        return fail(str(error), "give a trace as yeto-conform record writes it", code=BAD_ARGUMENTS)
+    except (sut.BadSutError, trace.BadTraceError) as error:
+        where, _, rest = str(error).partition(": ")
+        what, _, fix = rest.partition("; ")
+        if not fix and isinstance(error, trace.BadTraceError):
+            fix = "give a trace as yeto-conform record writes it"
+        return fail(what, where, fix or "correct the file, or give another", code=BAD_ARGUMENTS)
     except NotStartedError as error:
         complain(f"the implementation would not start; {error}")
         return NOT_STARTED
@@ -62,6 +66,9 @@ def _selected(options: argparse.Namespace) -> list[trace.Trace]:
     wanted = {role for role, shown in ROLES.items() if {role, shown} & roles}
     folder = options.corpus or trace.CORPUS
     corpus = [trace.load(folder)] if folder.is_file() else trace.load_corpus(folder)
+    if options.corpus:  # the shipped one is checked by the tests
+        for each in corpus:
+            check.check(each)
     found = [
         each
         for each in trace.select(map(_replayed, corpus), options.select)
@@ -80,12 +87,16 @@ def _replayed(each: trace.Trace) -> trace.Trace:
 
 
 def _run(options: argparse.Namespace) -> int:
-    chosen = sut.read(options.sut or sut.OURS)
-    traces = [each for each in _selected(options) if each.role in ROLES]
-    traces = [
-        each for each in traces if each.role in chosen.roles or (each.role == "codec" and options.in_process)
-    ]
-    if not traces:
+    suts = [sut.read(each) for each in options.sut or [sut.OURS]]
+    names = [each.name for each in suts]
+    if len(set(names)) < len(names):
+        raise UsageError(f"two of them have one name; --sut; names are {', '.join(names)}; give each its own")
+    selected = [each for each in _selected(options) if each.role in ROLES]
+    work: list[tuple[sut.Sut, list[trace.Trace]]] = []
+    for chosen in suts:
+        roles = {*chosen.roles, *(["codec"] if options.in_process else [])}
+        work.append((chosen, [each for each in selected if each.role in roles]))
+    if not any(traces for _, traces in work):
         raise UsageError(
             "the sut file has no role that was selected; --sut; describe the role there, or select another",
             NOTHING_SELECTED,
@@ -93,17 +104,19 @@ def _run(options: argparse.Namespace) -> int:
     cuts = CUTS if options.all_cuts else tuple(options.cuts.split(","))
     if not set(cuts) <= set(CUTS):
         raise UsageError(f"there is no such cut; --cuts {options.cuts}; known are {', '.join(CUTS)}")
-    progress = _Progress(len(traces) * options.repeat, quiet=options.json)
+    progress = _Progress(quiet=options.json)
     how = runner.Options(cuts, options.jobs, options.timeout, options.in_process, progress)
-    for role in {each.role for each in traces}:
-        runner.check_start(chosen, role, traces, how)
+    for chosen, traces in work:
+        for role in {each.role for each in traces}:
+            runner.check_start(chosen, role, traces, how)
     results: list[Result] = []
     for _ in range(options.repeat):
-        results += runner.run(traces, chosen, how)
+        for chosen, traces in work:
+            results += runner.run(traces, chosen, how)
     progress.end()
     if options.output is not None:
         try:
-            paths = report.write(options.output, results, chosen.name)
+            paths = report.write(options.output, results, ", ".join(names))
         except OSError as error:
             raise UsageError(
                 f"cannot be written: {error.strerror}; --output {options.output}; give a folder to write in"
@@ -114,7 +127,7 @@ def _run(options: argparse.Namespace) -> int:
         for each in results:
             say_json(report.record(each))
     else:
-        say(matrix.matrices(matrix.merged(results), chosen.name))
+        say(matrix.matrices(matrix.merged(results)))
         text = show.printable(matrix.problems(results))
         say(f"\n{text}\n" if text else "")
         if options.output is not None:
@@ -126,8 +139,8 @@ def _run(options: argparse.Namespace) -> int:
 class _Progress:
     """A line that counts, on a terminal only."""
 
-    def __init__(self, total: int, *, quiet: bool) -> None:
-        self._total, self._done = total, 0
+    def __init__(self, *, quiet: bool) -> None:
+        self._done = 0
         self._show = sys.stderr.isatty() and not quiet
         self._started = time.monotonic()
 
@@ -172,6 +185,7 @@ def _show(options: argparse.Namespace) -> int:
     path = Path(options.trace)
     if path.suffix == ".jsonl":
         found = trace.load(path)
+        check.check(found)
     else:
         matching = [each for each in trace.load_corpus() if each.id == options.trace]
         if not matching:
@@ -267,11 +281,22 @@ def _mutants(options: argparse.Namespace) -> int:
     clean = sut.read(options.sut or sut.OURS)
     outcomes = mutants.hunt(chosen, data, options.mutants, traces, clean, how, tell)
     escaped = [each for each in outcomes if each.caught is None]
-    if not options.json:
+    results = mutants.calm(chosen, traces, clean, replace(how, timeout=max(how.timeout, CLEAN_S)))
+    alarms = [each for each in results if each.counts_as == "failed"]
+    if options.json:
+        verdicts = {each.trace.id: each.worst.value for each in results}
+        say_json({"name": clean.name, "clean": True, "found": bool(alarms), "verdicts": verdicts})
+    else:
+        for each in alarms:
+            reason = each.reason.splitlines()[0] if each.reason else ""
+            say(show.printable(f"ALARM   {clean.name} is clean, and {each.trace.id} fails: {reason}"))
+        right = len(results) - len(alarms)
+        say(show.printable(f"clean   {clean.name:24} passes {right} of {len(results)} cases of these rules"))
         well_formed = sum(each.mutant.well_formed for each in outcomes)
         say(f"{len(outcomes)} mutants, {well_formed} of them with well-formed bytes only")
-        say(f"{len(outcomes) - len(escaped)} passed, {len(escaped)} failed, 0 skipped")
-    return FAILED if escaped else 0
+        failed = len(escaped) + bool(alarms)
+        say(f"{len(outcomes) + 1 - failed} passed, {failed} failed, 0 skipped")
+    return FAILED if escaped or alarms else 0
 
 
 def _tell_mutant(found: mutants.Found) -> None:

@@ -10,9 +10,9 @@ from yeto_proto._generated.messages import Hello, Message
 from yeto_proto._generated.types import Dtype, FrameType, MergeMode
 from yeto_proto.session import Session, WireLayout
 
-__all__ = ["layout_from_json", "layout_json", "message", "session", "shown"]
+__all__ = ["WIDE", "layout_from_json", "layout_json", "message", "session", "shown"]
 
-_WIDE: Final = frozenset(
+WIDE: Final = frozenset(
     {
         "connection_generation", "global_step", "base_version", "local_step", "c_tokens", "version", "msg_id",
         "total_len", "offset", "final_global_step", "expected_versions", "exact_local_steps",
@@ -59,7 +59,7 @@ def _json(name: str, value: Any, bulk: Callable[[bytes], Any]) -> Any:
     if isinstance(value, str):
         return value
     if isinstance(value, int):
-        return str(value) if name in _WIDE else int(value)
+        return str(value) if name in WIDE else int(value)
     return bulk(bytes(value))
 
 
@@ -116,7 +116,7 @@ def message(frame: str, given: Mapping[str, Any], bulk: Callable[[Any], bytes] =
             values[name] = Dtype[value]
         elif name == "expected_versions":
             values[name] = tuple(int(each) for each in value)
-        elif name in _WIDE:
+        elif name in WIDE:
             values[name] = int(value)
         elif name in ("tensor", "delta", "data"):
             values[name] = bulk(value)

@@ -25,7 +25,7 @@ from yeto_proto.errors_base import YetoError
 from yeto_proto.reader import FrameReader
 from yeto_proto.session import Session
 
-from .links import LISTEN_S, Arrival, Links
+from .links import SETTLE_S, Arrival, Links
 from .verdict import BrokenError, FailError
 
 __all__ = ["Group", "Link", "Wire"]
@@ -82,6 +82,11 @@ class Group:
     def ended(self) -> bool:
         """Whether its control socket ended."""
         return 0 in self.links and self.links[0].ended is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether all of its sockets ended."""
+        return all(link.closed or link.ended is not None for link in self.links.values())
 
 
 class Wire:
@@ -151,10 +156,10 @@ class Wire:
             raise BrokenError(f"the trace uses {on} before it is open")
         return group.links[int(number or 0)]
 
-    def listen_first(self) -> None:
-        """Take what is there before something is sent that other steps name as `after`."""
+    def settle(self) -> None:
+        """Take what is there, and what comes in a moment: so late that what should not come would have."""
         self.flush()
-        least, most = LISTEN_S
+        least, most = SETTLE_S
         so_far = 0.0 if self._began is None else self.clock() - self._began
         self.holds(lambda: False, min(max(so_far, least), most))
 
@@ -265,6 +270,12 @@ class Wire:
             elif left <= 0:
                 return condition()
         return True
+
+    def take(self) -> None:
+        """Read what has arrived, without waiting for more."""
+        while ready := [key for key, _ in self._selector.select(0) if key.data is not None]:
+            for key in ready:
+                self._read(key.data)
 
     def _accept(self) -> None:
         assert self.listener is not None

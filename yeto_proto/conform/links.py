@@ -22,11 +22,12 @@ __all__ = ["Arrival", "Links", "fault", "watched"]
 #: Two sockets of one peer are no clock. Of replies on two of them one counts as earlier only when it was
 #: there so many seconds before the other.
 SLACK_S: Final = 1.0
-#: Before a step that others name is sent, the runner reads for as long as all of the exchange before it has
-#: taken, within these bounds, so that what comes too early is there by then on a busy machine too.
-LISTEN_S: Final = (0.3, 3.0)
+#: Before a step that others name is sent, and where a case says that something has not come, the runner reads
+#: for as long as all of the exchange before has taken, within these bounds: what comes too early is there by
+#: then on a busy machine too.
+SETTLE_S: Final = (0.3, 3.0)
 
-_TIMED: Final = frozenset({"frame", "open", "refused", "end", "exit", "file", "steps"})
+_TIMED: Final = frozenset({"refused", "exit", "file", "steps"})  # and some of the others
 _SENT: Final = frozenset({"frame", "bytes"})
 _TESTED: Final = {"server": "syncer", "record": "syncer", "client": "learner"}
 
@@ -47,9 +48,12 @@ def fault(role: str, step: Any, labels: set[str]) -> str | None:
         within = step["within"]
         if isinstance(within, bool) or not isinstance(within, (int, float)) or not 0 < within < math.inf:
             return "within: must be a number of seconds above 0"
-        if step["do"] not in _TIMED or (step["do"] == "frame" and not expects):
-            return "within: belongs to a step that waits for the side under test"
-        if step["do"] == "end" and step.get("by") != tested:
+        waits = {
+            "frame": expects,
+            "end": step.get("by") == tested,
+            "open": tested == "learner",  # a syncer's connections are opened by the runner
+        }
+        if not waits.get(step["do"], step["do"] in _TIMED):
             return "within: belongs to a step that waits for the side under test"
     if "label" in step:
         label = step["label"]

@@ -15,22 +15,24 @@ _COLUMNS: Final = (Verdict.PASS, Verdict.LOOSE, Verdict.FAIL, Verdict.INFO, Verd
 
 
 def merged(results: Iterable[Result]) -> list[Result]:
-    """One result for each case: the worst of its cuts."""
-    found: dict[tuple[str, str], Result] = {}
+    """One result for each case and implementation: the worst of its cuts."""
+    found: dict[tuple[str, str, str], Result] = {}
     for each in results:
-        key = each.trace.role, each.trace.id
+        key = each.sut, each.trace.role, each.trace.id
         if key not in found or each.worst.rank < found[key].worst.rank:
             found[key] = each
     return list(found.values())
 
 
-def matrices(results: Sequence[Result], name: str) -> str:
-    """One table for each role: its areas against the verdicts."""
-    return "\n\n".join(
-        _matrix([each for each in results if each.trace.role == role], f"{name}: {shown}")
-        for role, shown in ROLES.items()
-        if any(each.trace.role == role for each in results)
-    )
+def matrices(results: Sequence[Result]) -> str:
+    """One table for each implementation and role: its areas against the verdicts."""
+    tables = []
+    for name in dict.fromkeys(each.sut for each in results):
+        for role, shown in ROLES.items():
+            own = [each for each in results if (each.sut, each.trace.role) == (name, role)]
+            if own:
+                tables.append(_matrix(own, f"{name}: {shown}"))
+    return "\n\n".join(tables)
 
 
 def _matrix(results: Sequence[Result], title: str) -> str:
@@ -45,14 +47,18 @@ def _matrix(results: Sequence[Result], title: str) -> str:
     return "\n".join(lines)
 
 
-def problems(results: Iterable[Result]) -> str:
+def problems(results: Sequence[Result]) -> str:
     """A paragraph for each case that did not pass as it should."""
     lines = []
+    several = len({each.sut for each in results}) > 1
     for each in results:
-        if each.counts_as == "failed" or each.worst is Verdict.LOOSE:
+        loose = each.worst is Verdict.LOOSE and each.counts_as != "skipped"
+        if each.counts_as == "failed" or loose:
             where = "" if each.step is None else f" at step {each.step + 1}"
             cut = "" if each.cut == "recorded" else f" ({each.cut})"
-            lines.append(f"{each.worst.value} {each.trace.role}/{each.trace.id}{cut}{where}: {_why(each)}")
+            case = f"{each.trace.role}/{each.trace.id}{cut}{where}"
+            whose = f"{each.sut}: " if several else ""
+            lines.append(f"{each.worst.value} {whose}{case}: {_why(each)}")
             lines.append(f"     rule {', '.join(each.trace.rules)}")
     return "\n".join(lines)
 

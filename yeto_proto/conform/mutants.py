@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from . import runner
-from .sut import BadSutError, Sut
+from .sut import BadSutError, Sut, read_yaml
 from .trace import Trace
 from .verdict import Result, Verdict
 
-__all__ = ["Found", "Mutant", "hunt", "read"]
+__all__ = ["Found", "Mutant", "calm", "hunt", "read"]
 
 _KEYS = {"name", "role", "rule", "well-formed", "says"}
 
@@ -48,18 +48,7 @@ class Found:
 
 def read(path: Path, traces: Sequence[Trace]) -> tuple[Mapping[str, Any], list[Mutant]]:
     """Command and mutants of a file. Raises BadSutError."""
-    try:
-        import yaml
-    except ImportError:
-        raise BadSutError(f"{path}: reading it needs PyYAML; install yeto[conform]") from None
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadSutError(
-            f"{path}: cannot be read; {error.strerror}; run it in a checkout, or give --mutants a file"
-        ) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # of a number of 5,000 digits, too
-        raise BadSutError(f"{path}: is not YAML; {' '.join(str(error).split())}") from None
+    data = read_yaml(path, "run it in a checkout, or give --mutants a file")
     if not isinstance(data, dict) or not {"command", "mutants"} <= set(data) <= {
         "command",
         "mutants",
@@ -98,6 +87,15 @@ def hunt(
         tell(outcome)
         found.append(outcome)
     return found
+
+
+def calm(
+    mutants: Sequence[Mutant], traces: Sequence[Trace], clean: Sut, options: runner.Options
+) -> list[Result]:
+    """Run the same cases against the clean implementation, which has to pass them all."""
+    broken = {(each.role, each.rule) for each in mutants}
+    own = [each for each in traces if any((each.role, rule) in broken for rule in each.rules)]
+    return runner.run(own, clean, options)
 
 
 def _mutated(clean: Sut, mutant: Mutant, data: Mapping[str, Any], path: Path) -> Sut:

@@ -66,13 +66,37 @@ def _index(results: Sequence[Result], name: str) -> str:
     for role, shown in ROLES.items():
         own = [each for each in results if each.trace.role == role]
         if own:
-            parts.append(f"<h2>{shown}</h2>{_matrix(own)}")
+            parts.append(f"<h2>{shown}</h2>{_areas(own)}")
+            parts += [_matrix(mine, sut) for sut, mine in _by_sut(own).items()]
     parts.append(f"<h2>Cases</h2>{_list(results)}")
     return _page(f"Conformance of {name}", "\n".join(parts))
 
 
-def _matrix(results: Sequence[Result]) -> str:
-    rows = ["<tr><th>area</th>" + "".join(f"<th>{each.value}</th>" for each in _COLUMNS) + "</tr>"]
+def _by_sut(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The results of each implementation."""
+    found: dict[str, list[Result]] = {}
+    for each in results:
+        found.setdefault(each.sut, []).append(each)
+    return found
+
+
+def _areas(results: Sequence[Result]) -> str:
+    """Implementations against areas: how many cases of each passed, in the colour of the worst."""
+    areas = [*sorted({each.trace.area for each in results}), "all"]
+    rows = ["<tr><th></th>" + "".join(f"<th>{escape(each)}</th>" for each in areas) + "</tr>"]
+    for sut, own in _by_sut(results).items():
+        cells = []
+        for area in areas:
+            cell = [each for each in own if area in ("all", each.trace.area)]
+            worst = min((each.worst for each in cell), key=lambda each: each.rank, default=Verdict.SKIP)
+            passed = sum(each.counts_as == "passed" for each in cell)
+            cells.append(f'<td class="n {worst.value}">{passed} of {len(cell)}</td>')
+        rows.append(f"<tr><th>{escape(sut)}</th>{''.join(cells)}</tr>")
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _matrix(results: Sequence[Result], name: str) -> str:
+    rows = [f"<tr><th>{escape(name)}</th>" + "".join(f"<th>{each.value}</th>" for each in _COLUMNS) + "</tr>"]
     for area in [*sorted({each.trace.area for each in results}), "all"]:
         tally = Counter(each.worst for each in results if area in ("all", each.trace.area))
         cells = "".join(
@@ -84,14 +108,19 @@ def _matrix(results: Sequence[Result]) -> str:
 
 
 def _list(results: Sequence[Result]) -> str:
-    rows = ["<tr><th>verdict</th><th>role</th><th>area</th><th>case</th><th>rule</th><th>reason</th></tr>"]
+    several = len(_by_sut(results)) > 1
+    whose = "<th>implementation</th>" if several else ""
+    rows = [
+        f"<tr><th>verdict</th>{whose}<th>role</th><th>area</th><th>case</th><th>rule</th><th>reason</th></tr>"
+    ]
     for each in sorted(
         results, key=lambda one: (one.worst.rank, one.trace.role, one.trace.area, one.trace.id)
     ):
         link = f"cases/{each.trace.role}-{each.trace.id}.html"
         reason = each.reason.splitlines()[0][:160] if each.reason else ""
         rows.append(
-            f'<tr><td class="{each.worst.value}">{each.worst.value}</td><td>{ROLES[each.trace.role]}</td>'
+            f'<tr><td class="{each.worst.value}">{each.worst.value}</td>'
+            f"{f'<td>{escape(each.sut)}</td>' if several else ''}<td>{ROLES[each.trace.role]}</td>"
             f'<td>{escape(each.trace.area)}</td><td><a href="{escape(link)}">{escape(each.trace.id)}</a></td>'
             f"<td><code>{escape(each.trace.rules[0])}</code></td><td>{escape(reason)}</td></tr>"
         )
@@ -106,9 +135,11 @@ def _case(results: Sequence[Result], name: str, texts: Mapping[str, str]) -> str
         f"<p>{ROLES[trace.role]}, {escape(trace.area)}. {escape(trace.doc)}</p>",
     ]
     parts += [f"<p><code>{escape(rule)}</code>: {escape(texts.get(rule, ''))}</p>" for rule in trace.rules]
+    several = len(_by_sut(results)) > 1
     for each in results:
+        whose = f"{escape(each.sut)}, " if several else ""
         parts.append(
-            f'<h2>{escape(each.cut)}: <span class="{each.worst.value}">{each.worst.value}</span></h2>'
+            f'<h2>{whose}{escape(each.cut)}: <span class="{each.worst.value}">{each.worst.value}</span></h2>'
             f"<p>Protocol {each.verdict.value}, closing {each.closing.value}, {each.seconds:.2f} s.</p>"
         )
         if each.reason:

@@ -17,7 +17,7 @@ from .match import differences
 from .outputs import judge_file
 from .processes import Process
 from .trace import Step, Trace
-from .verdict import BrokenError, FailError, Result, Verdict
+from .verdict import UNSUPPORTED, BrokenError, FailError, Result, SkipError, Verdict
 
 __all__ = ["Player"]
 
@@ -77,14 +77,14 @@ class Player:
             return
         group = self.wire.group(step["on"].partition(".")[0])
         arrival = self.next(group, step)
-        self.compare(group, step, arrival.message)
         self.ordered(group, step, arrival)
+        self.compare(group, step, arrival.message)
 
     def send(self, step: Step) -> None:
         """Send the bytes of a step."""
         label = step.get("label")
         if label in self.watched:
-            self.wire.listen_first()
+            self.wire.settle()
         self.wire.send(step["on"], self.parts(step["wire"]), label)
 
     def parts(self, wire: Any) -> list[bytes]:
@@ -159,11 +159,17 @@ class Player:
             raise FailError(f"expected {what}, got an ERROR: {group.error.text}")
         if group.ended:
             raise FailError(f"expected {what}, but the connection ended ({group.links[0].ended})")
+        raise self.died(f"expected {what}")
+
+    def died(self, what: str) -> FailError | SkipError:
+        """The process under test has ended where it must not have."""
         assert self.process is not None
-        raise FailError(f"expected {what}, but the process ended with {self.process.code}")
+        if self.process.code == UNSUPPORTED:
+            return SkipError(f"the process ended with {UNSUPPORTED}: not supported")
+        return FailError(f"{what}, but the process ended with {self.process.code}:\n{self.process.output}")
 
     def ordered(self, group: Group, step: Step, arrival: Arrival) -> None:
-        """The frame of a step is right; it must not have come before what the step names as `after`."""
+        """The frame must not have come before what the step names as `after`."""
         links = self.wire.links
         label = links.early(arrival, step.get("after", ()), one_socket=len(group.links) == 1)
         if label is not None:
@@ -174,8 +180,11 @@ class Player:
             links.came(step["label"], arrival)
 
     def gone(self) -> bool:
-        """Whether the process under test has ended."""
-        return self.process is not None and self.process.code is not None
+        """Whether the process under test has ended; all that it has sent is taken first."""
+        if self.process is None or self.process.code is None:
+            return False
+        self.wire.take()
+        return True
 
     def compare(self, group: Group, step: Step, message: Message) -> None:
         """Field by field."""
@@ -225,16 +234,17 @@ class Player:
         if not self.wire.holds(lambda: over() or self.gone(), self.limit(step)):
             raise FailError(f"accepted what must be refused as {step['error']}: {self.nothing(step)}")
         if not over() and self.role is Role.LEARNER:
-            raise FailError("the process ended instead of refusing one connection")
+            raise self.died("expected that one connection is refused")
         if over():
             when = group.error_at if says and group.error is not None else link.ended_at
             self.in_time(step, f"the refusal as {step['error']}", began, when)
         if says:
-            self.wire.holds(lambda: group.error is not None, 0.5 if link.ended else 0)
+            # Its ERROR may come on another socket than the one whose end was seen first.
+            self.wire.holds(lambda: group.error is not None or group.over, _CLOSING_S)
             if group.error is None:
                 self.result.closing = Verdict.LOOSE
                 self.result.reason = f"the connection was {link.ended} without an ERROR"
-            elif not self.wire.holds(lambda: link.ended is not None, _CLOSING_S):
+            elif not self.wire.holds(lambda: link.ended is not None, max(_CLOSING_S, self.timeout)):
                 self.result.closing = Verdict.FAIL
                 self.result.reason = "an ERROR came, and the connection stayed open"
             group.error = None
@@ -245,6 +255,8 @@ class Player:
         self.wire.holds(self.gone, self.limit(step))
         code = self.process.code
         self.result.expected, self.result.actual = {"exit code": step["code"]}, {"exit code": code}
+        if code == UNSUPPORTED:
+            raise self.died("")
         if code is None:
             raise FailError(f"the process did not end: {self.nothing(step)}")
         self.in_time(step, "the end of the process", began, self.wire.clock())
@@ -254,13 +266,12 @@ class Player:
 
     def running(self, step: Step) -> None:
         if self.gone():
-            assert self.process is not None
-            raise FailError(f"the process ended with {self.process.code}:\n{self.process.output}")
+            raise self.died("it must run")
 
     def none(self, step: Step) -> None:
         """No such frame has come, as far as it was read."""
         group = self.wire.group(step["on"])
-        self.wire.holds(lambda: False, 0.1)
+        self.wire.settle()
         waiting = [*group.control, *(each for queue in group.bulk.values() for each in queue)]
         for each in (arrival.message for arrival in waiting):
             if each.frame_type.name == step["frame"] and step.get("fragment_id") in (None, _fragment(each)):

@@ -17,7 +17,7 @@ from yeto_proto.errors_base import YetoError
 from yeto_proto.session import Session
 
 from . import fields
-from .trace import FORMAT, Trace, refer
+from .trace import FORMAT, Trace, refer, spec_hash
 
 __all__ = ["Connection", "Recorder"]
 
@@ -168,7 +168,7 @@ class Recorder:
             }
         head: dict[str, Any] = {
             "format": FORMAT,
-            "spec": None,
+            "spec": spec_hash(),
             "id": name,
             "area": "recorded",
             "role": "record",
@@ -177,6 +177,7 @@ class Recorder:
             "doc": "",
             "preset": "wire",
             "session": session,
+            "side": "syncer",  # the one that it can be played against
             "settings": dict(settings),
             "redacted": self._redact,
         }

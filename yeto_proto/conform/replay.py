@@ -10,6 +10,7 @@ from yeto_proto._generated.types import Role
 from yeto_proto.chunks import Reassembler
 
 from . import fields
+from .check import whole
 from .trace import BadTraceError, Step, Trace
 
 __all__ = ["as_server_case"]
@@ -51,20 +52,10 @@ def as_server_case(trace: Trace) -> Trace:
 def _joined(trace: Trace, group: Reassembler, step: Step) -> Message | None:
     """The message that this chunk completes. Redacted bytes stand as zeros; they are not compared."""
     given = step["fields"]
-    data = b"".join(_bytes(trace, part) for part in _parts(given["data"]))
+    data = whole(trace, given["data"])
     arguments = int(given["msg_id"]), int(given["total_len"]), int(given["offset"])
     group.begin(*arguments, len(data))[:] = data
     return group.commit(arguments[0], arguments[2], len(data))
-
-
-def _parts(reference: Any) -> list[Any]:
-    return reference if isinstance(reference, list) else [reference]
-
-
-def _bytes(trace: Trace, reference: Any) -> bytes:
-    if isinstance(reference, dict) and reference.get("gen") == "hash":
-        return bytes(reference["len"])
-    return trace.wire(reference)
 
 
 def _expected(trace: Trace, step: Step, frame: str, given: Mapping[str, Any]) -> Step:

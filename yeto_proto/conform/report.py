@@ -32,6 +32,7 @@ def record(result: Result) -> dict[str, object]:
     """One result as a line of results.jsonl."""
     trace = result.trace
     return {
+        "implementation": result.sut,
         "case": trace.id,
         "area": trace.area,
         "role": trace.role,
@@ -51,14 +52,15 @@ def record(result: Result) -> dict[str, object]:
 
 
 def junit(results: Sequence[Result], name: str) -> bytes:
-    """A test suite for each role; a test is named by the rule that its case is about."""
+    """A test suite for each role and implementation; a test is named by the rule that its case is about."""
     suites = ElementTree.Element("testsuites", name=_text(name))
-    for role in sorted({each.trace.role for each in results}):
-        own = [each for each in results if each.trace.role == role]
+    several = len({each.sut for each in results}) > 1
+    for sut, role in sorted({(each.sut, each.trace.role) for each in results}):
+        own = [each for each in results if (each.sut, each.trace.role) == (sut, role)]
         suite = ElementTree.SubElement(
             suites,
             "testsuite",
-            name=role,
+            name=_text(f"{sut}: {role}") if several else role,
             tests=str(len(own)),
             failures=str(sum(_failed(each) for each in own)),
             errors=str(sum(each.verdict is Verdict.BROKEN for each in own)),

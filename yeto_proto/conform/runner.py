@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import tempfile
@@ -24,7 +25,7 @@ from .processes import NotStartedError, Process
 from .server_role import Server, ServerPlayer
 from .sut import Sut
 from .trace import BadTraceError, Trace
-from .verdict import BrokenError, FailError, Result, SkipError, Verdict
+from .verdict import UNSUPPORTED, BrokenError, FailError, Result, SkipError, Verdict
 
 __all__ = ["Options", "check_start", "quick", "run"]
 
@@ -55,15 +56,16 @@ def check_start(sut: Sut, role: str, traces: Sequence[Trace], options: Options) 
         with tempfile.TemporaryDirectory(prefix="yeto-conform-") as work:
             settings = {**mine[0].head["settings"], "resume": False, "hmac_key_file": None}
             plain = {name: value for name, value in settings.items() if value}
-            Server(sut, sut.understood(plain), Path(work)).process.stop()
+            with contextlib.suppress(SkipError):  # it runs, and says that it does not support this case
+                Server(sut, sut.understood(plain), Path(work)).process.stop()
     elif role == "client":
         trace = mine[0]
         with tempfile.TemporaryDirectory(prefix="yeto-conform-") as work:
             player = ClientPlayer(trace, Result(trace), Path(work), sut.start_timeout, sut)
             try:
                 player.wire.holds(lambda: bool(player.wire.fresh) or player.gone(), sut.start_timeout)
-                if not player.wire.fresh:
-                    assert player.process is not None
+                assert player.process is not None
+                if not player.wire.fresh and player.process.code != UNSUPPORTED:
                     code, output = player.process.code, player.process.output
                     how = "does not connect" if code is None else f"ended with {code}"
                     raise NotStartedError(f"the learner {how}:\n{output}")
@@ -81,7 +83,7 @@ def check_start(sut: Sut, role: str, traces: Sequence[Trace], options: Options) 
 
 def run(traces: Iterable[Trace], sut: Sut, options: Options) -> list[Result]:
     """The results of all cases, by role, area and id."""
-    runs = [Result(trace, cut=cut) for trace in traces for cut in _cuts(trace, options)]
+    runs = [Result(trace, cut=cut, sut=sut.name) for trace in traces for cut in _cuts(trace, options)]
     for each in runs:
         each.known = sut.known_failure(each.trace, each.trace.role)
     units: list[list[Result]] = []
@@ -109,7 +111,17 @@ def run(traces: Iterable[Trace], sut: Sut, options: Options) -> list[Result]:
     finally:
         # After an interrupt nothing new begins; what runs ends its processes first.
         pool.shutdown(cancel_futures=True)
+    _note_known(runs)
     return sorted(runs, key=lambda each: (each.trace.role, each.trace.area, each.trace.id, each.cut))
+
+
+def _note_known(runs: Sequence[Result]) -> None:
+    """A known failure passes when every cut of it does: one that fails speaks for the others."""
+    failing = {
+        each.trace.id for each in runs if each.known and each.worst not in (Verdict.PASS, Verdict.LOOSE)
+    }
+    for each in runs:
+        each.known_seen = each.known is not None and each.trace.id in failing
 
 
 def _cuts(trace: Trace, options: Options) -> Sequence[str]:

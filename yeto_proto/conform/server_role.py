@@ -15,7 +15,7 @@ from .player import Player
 from .processes import NotStartedError, Process
 from .sut import Sut
 from .trace import Step, Trace
-from .verdict import Result
+from .verdict import UNSUPPORTED, Result, SkipError
 
 __all__ = ["Server", "ServerPlayer"]
 
@@ -50,9 +50,11 @@ class Server:
                 self._connect(sut.start_timeout)
         except NotStartedError:
             self.process.wait(1)
-            ended = self.process.code is not None
+            code = self.process.code
             self.process.stop()
-            self.ended_itself = ended
+            self.ended_itself = code is not None
+            if code == UNSUPPORTED:
+                raise SkipError(f"the process ended with {UNSUPPORTED}: not supported") from None
             raise
 
     def _connect(self, timeout: float) -> None:

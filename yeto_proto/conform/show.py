@@ -13,6 +13,7 @@ from .trace import Step, Trace
 __all__ = ["printable", "show"]
 
 _LONGEST = 100
+_LINKS = ("label", "after", "within")
 
 
 def printable(text: str) -> str:
@@ -48,15 +49,24 @@ def _step(step: Step) -> Iterator[str]:
     kind = step["do"]
     if kind == "frame":
         time = f"{step['t']:9.3f} " if "t" in step else ""
-        yield f"{time}{step['on']:8} {step['from']:8} {step['frame']} {_fields(step['fields'])}"
+        line = f"{time}{step['on']:8} {step['from']:8} {step['frame']} {_fields(step['fields'])}"
+        yield f"{line.rstrip()}{_links(step)}"
         if "wire" in step:
             yield f"{' ' * len(time)}{'':18}{_short(_wire(step['wire']))}"
     elif kind == "ask":
         yield f"ask    {_short(json.dumps(step['request']))}"
         yield f"answer {_short(json.dumps(step['answer']))}"
     else:
-        rest = {key: value for key, value in step.items() if key not in ("do", "on")}
-        yield f"{step.get('on', ''):8} {kind:8} {_fields(rest)}".rstrip()
+        rest = {key: value for key, value in step.items() if key not in ("do", "on", *_LINKS)}
+        yield f"{step.get('on', ''):8} {kind:8} {_fields(rest)}".rstrip() + _links(step)
+
+
+def _links(step: Step) -> str:
+    """What the step says about order and time."""
+    texts = [f"label {step['label']!r}"] if "label" in step else []
+    texts += [f"after {', '.join(map(repr, step['after']))}"] if "after" in step else []
+    texts += [f"within {step['within']:g} s"] if "within" in step else []
+    return f" ({'; '.join(texts)})" if texts else ""
 
 
 def _fields(fields: Mapping[str, Any]) -> str:

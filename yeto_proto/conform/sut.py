@@ -90,18 +90,23 @@ def _filled(text: str, values: Mapping[str, Any]) -> str:
     return text
 
 
-def read(path: Path) -> Sut:
-    """Raises BadSutError."""
+def read_yaml(path: Path, fix: str) -> Any:
+    """What a YAML file holds. `fix` is what to do about one that cannot be read. Raises BadSutError."""
     try:
         import yaml
     except ImportError:
         raise BadSutError(f"{path}: reading it needs PyYAML; install yeto[conform]") from None
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BadSutError(f"{path}: cannot be read; {error.strerror}; give --sut a file") from None
+        raise BadSutError(f"{path}: cannot be read: {error.strerror}; {fix}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # of a number of 5,000 digits, too
-        raise BadSutError(f"{path}: is not YAML; {' '.join(str(error).split())}") from None
+        raise BadSutError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+
+
+def read(path: Path) -> Sut:
+    """The implementation that a file describes. Raises BadSutError."""
+    data = read_yaml(path, "give --sut a file")
     _check(path, "", data, _KEYS)
     if "name" not in data:
         raise BadSutError(f"{path}: name: is missing; give the implementation a name")

@@ -20,7 +20,18 @@ from yeto_proto._generated.types import Dtype
 
 from . import links
 
-__all__ = ["CORPUS", "FORMAT", "BadTraceError", "Step", "Trace", "load", "load_corpus", "resolve", "save"]
+__all__ = [
+    "CORPUS",
+    "FORMAT",
+    "BadTraceError",
+    "Step",
+    "Trace",
+    "load",
+    "load_corpus",
+    "resolve",
+    "save",
+    "spec_hash",
+]
 
 FORMAT: Final = 1
 CORPUS: Final = Path(__file__).parent / "corpus"
@@ -87,10 +98,12 @@ def load(path: Path) -> Trace:
     for key in ("id", "area", "role", "rules"):
         if key not in lines[0]:
             raise BadTraceError(f"{path}:1: the head lacks {key!r}")
+    if not isinstance(lines[0]["role"], str):
+        raise BadTraceError(f"{path}:1: the role must be text")
     labels: set[str] = set()
     for number, step in enumerate(lines[1:], start=2):
-        if "do" not in step:
-            raise BadTraceError(f"{path}:{number}: the step lacks 'do'")
+        if not isinstance(step.get("do"), str):
+            raise BadTraceError(f"{path}:{number}: the step lacks 'do', which is text")
         wrong = links.fault(lines[0]["role"], step, labels)
         if wrong is not None:
             raise BadTraceError(f"{path}:{number}: {wrong}")
@@ -107,6 +120,12 @@ def save(trace: Trace, path: Path) -> None:
 def load_corpus(folder: Path = CORPUS) -> list[Trace]:
     """Every trace of a folder, by area and id. Raises BadTraceError."""
     return sorted((load(path) for path in folder.rglob("*.jsonl")), key=lambda each: (each.area, each.id))
+
+
+def spec_hash() -> str:
+    """The hash of the specification that the shipped corpus was made from."""
+    with min(CORPUS.rglob("*.jsonl")).open(encoding="utf-8") as file:
+        return str(json.loads(file.readline())["spec"])
 
 
 def resolve(reference: Any, folder: Path | None = None) -> bytes:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from .trace import Trace
 
-__all__ = ["BrokenError", "FailError", "Result", "SkipError", "Verdict"]
+__all__ = ["UNSUPPORTED", "BrokenError", "FailError", "Result", "SkipError", "Verdict"]
 
 
 class Verdict(Enum):
@@ -38,6 +38,10 @@ class BrokenError(Exception):
     """The runner could not do its part."""
 
 
+#: A command ends with this code for a case that it does not support.
+UNSUPPORTED: Final = 127
+
+
 @dataclass
 class Result:
     """The outcome of one case in one role."""
@@ -53,6 +57,8 @@ class Result:
     cut: str = "recorded"
     log: list[str] = field(default_factory=list)
     known: str | None = None  # why it is a known failure
+    known_seen: bool = False  # another cut of the same known failure fails
+    sut: str = ""  # what the implementation is called
 
     @property
     def worst(self) -> Verdict:
@@ -63,7 +69,8 @@ class Result:
     def counts_as(self) -> str:
         """passed, failed or skipped, as the last line of a report counts."""
         if self.known is not None:
-            return "failed" if self.worst in (Verdict.PASS, Verdict.LOOSE) else "skipped"
+            passes = self.worst in (Verdict.PASS, Verdict.LOOSE) and not self.known_seen
+            return "failed" if passes else "skipped"
         if self.worst in (Verdict.FAIL, Verdict.BROKEN):
             return "failed"
         return "skipped" if self.worst in (Verdict.SKIP, Verdict.INFO) else "passed"

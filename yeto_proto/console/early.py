@@ -10,8 +10,9 @@ import io
 import os
 import signal
 import sys
+from importlib import import_module
 
-__all__ = ["leave_at_once", "open_streams"]
+__all__ = ["leave_at_once", "open_streams", "start"]
 
 
 def open_streams() -> None:
@@ -27,6 +28,16 @@ def open_streams() -> None:
             setattr(sys, name, os.fdopen(place, "r" if name == "stdin" else "w", closefd=False))
         elif name != "stdin" and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def start(module: str, *, quietly: bool = False) -> int:
+    """Load a program, which has a `main`, when a signal can no longer show up as a traceback; its exit
+    code.
+    """
+    open_streams()
+    leave_at_once(quietly=quietly)
+    code: int = import_module(module).main()
+    return code
 
 
 def leave_at_once(*, quietly: bool = False) -> None:

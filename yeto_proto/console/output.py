@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 __all__ = [
     "OutputError",
@@ -26,6 +27,10 @@ __all__ = [
 ]
 
 
+LONGEST: Final = 1000
+"""Characters of a complaint; of a longer one the middle is left out."""
+
+
 class OutputError(Exception):
     """Standard output takes no more, e.g. on a full disk."""
 
@@ -37,8 +42,11 @@ def printable(text: str) -> str:
 
 def complain(text: str) -> None:
     """`error: ...` on standard error, one line; nothing when nobody listens there."""
+    line = printable(text)
+    if len(line) > LONGEST:  # somebody has given a file in the place of a name
+        line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
     with contextlib.suppress(OSError, ValueError):
-        print(f"error: {printable(text)}", file=sys.stderr, flush=True)
+        print(f"error: {line}", file=sys.stderr, flush=True)
 
 
 def fail(*parts: str, code: int = 1) -> int:

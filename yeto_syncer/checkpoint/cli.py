@@ -13,7 +13,6 @@ from pathlib import Path
 
 from yeto_proto.console import program
 from yeto_proto.console.parser import Parser, whole
-from yeto_proto.console.signals import SignalGuard
 
 EXAMPLES = """\
 examples:
@@ -72,14 +71,7 @@ fragment. The parameters of a checkpoint and of the final state of one run have 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-
-    def run(guard: SignalGuard) -> int:
-        options = _parser().parse_args(arguments)
-        with guard.held():  # an exception in the middle of an import comes out as something else
-            from yeto_syncer.checkpoint import commands
-        return commands.run(options)
-
-    return program.run(run)
+    return program.dispatch(_parser, arguments, "yeto_syncer.checkpoint.commands")
 
 
 def _parser() -> Parser:

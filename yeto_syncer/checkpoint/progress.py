@@ -42,21 +42,7 @@ def bar(what: str) -> Iterator[Progress | None]:
 
 def _made() -> rich.progress.Progress:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
 
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
+    from yeto_proto.byte_bar import byte_bar
+
+    return byte_bar(Console(stderr=True))

@@ -15,6 +15,7 @@ from yeto_proto._generated.messages import DataHello, Hello
 from yeto_proto._generated.types import FrameType
 from yeto_proto.errors_base import YetoError
 from yeto_proto.files.model import Snapshot
+from yeto_proto.probe import NOBODY
 from yeto_proto.session import Session
 from yeto_syncer.core import resume
 from yeto_syncer.core.config import Config
@@ -58,7 +59,7 @@ class Admission:
         link = Link(hello.learner_id, hello.connection_generation)
         error = self._judge(hello, link)
         if error is not None:
-            self.refuse(conn, error)
+            self.refuse(conn, error, probe=hello.learner_id == NOBODY)
             return None
         self._forget(conn)
         group = Group(link, conn, hello.num_streams)
@@ -107,11 +108,12 @@ class Admission:
             self._waiting.setdefault(link, {})[conn] = data_hello
             self._waits_for[conn] = link
 
-    def refuse(self, conn: int, error: YetoError) -> None:
-        """Answer a socket that is not admitted and close it."""
+    def refuse(self, conn: int, error: YetoError, *, probe: bool = False) -> None:
+        """Answer a socket that is not admitted and close it. A `probe` wanted no more than the answer."""
         self._forget(conn)
         self._outbox.count("connections_refused", reason=type(error).__name__)
-        self._outbox.log("warning", "connection refused", conn=conn, reason=str(error))
+        what = "probe answered" if probe else "connection refused"
+        self._outbox.log("info" if probe else "warning", what, conn=conn, reason=str(error))
         self._outbox.emit(Refuse(conn, error))
 
     def pending(self, conn: int) -> bool:

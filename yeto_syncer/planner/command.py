@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from yeto_proto import Layout, YetoError
+from yeto_proto._generated.constants import HELLO_MAX
 from yeto_proto._generated.types import Dtype, MergeMode
 from yeto_proto.console.output import fail, put
 from yeto_proto.console.parser import Parser
@@ -38,6 +39,9 @@ exit codes: 0 planned; 1 a layout file or folder that cannot be used; 2 command-
 """
 
 FRAGMENTS: Final = 4
+
+MOST_FRAGMENTS: Final = HELLO_MAX // 13
+"""Each takes 13 bytes of a HELLO at least."""
 
 SHARED: Final = (
     "pipeline",
@@ -157,11 +161,13 @@ def main(argv: Sequence[str]) -> int:
         parser.error("--fragments goes with --parameters: a layout file has its own")
     if given.parameters is not None and (given.fragments or FRAGMENTS) > given.parameters:
         parser.error(f"--fragments must be at most --parameters, got {given.fragments or FRAGMENTS}")
+    if given.fragments is not None and given.fragments > MOST_FRAGMENTS:
+        parser.error(f"--fragments must be at most {MOST_FRAGMENTS}: a HELLO has no room for more")
     for name in ("pipeline", "merge_threads"):
         if getattr(given, name) == 0:
             parser.error(f"{BY_NAME[name].flag} must be at least 1")
-    if not (given.sync_interval_steps >= 0 and math.isfinite(given.sync_interval_steps)):
-        parser.error("--sync-interval-steps must be a number of at least 0")
+    if not 0 <= given.sync_interval_steps <= units.MOST:
+        parser.error(f"--sync-interval-steps must be a number from 0 to {units.MOST:.0e}")
     for name, values in (("fold", FOLDS), ("delta_correction", DELTA_CORRECTIONS)):
         if getattr(given, name) not in values:
             parser.error(f"{BY_NAME[name].flag} must be one of {', '.join(values)}")

@@ -7,6 +7,12 @@ import re
 from typing import Final
 
 _NUMBER: Final = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)(/s)?\s*")
+MOST: Final = 10**18
+"""Counts, and bytes a second, that a plan is made for. Nobody has so many, and sums of them stay readable."""
+
+LONGEST: Final = 1e9
+"""Seconds, some thirty years."""
+
 _SCALES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY: Final[dict[str, int]] = {f"{prefix}i": 1024**power for power, prefix in enumerate("kmgt", 1)}
 _COUNTS: Final = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
@@ -18,8 +24,8 @@ def count(text: str) -> int:
     if rate or unit.lower() not in _COUNTS:
         raise ValueError(f"must be a number such as 120e9, 7B or 64M, got {text!r}")
     scaled = value * _COUNTS[unit.lower()]
-    if not scaled.is_integer() or scaled < 1:
-        raise ValueError(f"must be a whole number of at least 1, got {text!r}")
+    if not scaled.is_integer() or not 1 <= scaled <= MOST:
+        raise ValueError(f"must be a whole number from 1 to {MOST:.0e}, got {text!r}")
     return int(scaled)
 
 
@@ -30,7 +36,10 @@ def rate(text: str) -> float:
     scale = None if match is None else (_SCALES | _BINARY).get(match[1].lower())
     if match is None or scale is None or not value:
         raise ValueError(f"must be a rate above 0 such as 50Gbit or 1.2GB/s, got {text!r}")
-    return value * scale / (1 if match[2].startswith("B") else 8)
+    bytes_a_second = value * scale / (1 if match[2].startswith("B") else 8)
+    if not 1 <= bytes_a_second <= MOST:
+        raise ValueError(f"must be from 1 to {MOST:.0e} bytes a second, got {text!r}")
+    return bytes_a_second
 
 
 def seconds(text: str) -> float:
@@ -38,7 +47,10 @@ def seconds(text: str) -> float:
     value, unit, rate = _split(text)
     if rate or unit not in ("", "s", "ms") or not value:
         raise ValueError(f"must be a time above 0 such as 1.5 or 250ms, got {text!r}")
-    return value / (1000 if unit == "ms" else 1)
+    in_seconds = value / (1000 if unit == "ms" else 1)
+    if not 1e-9 <= in_seconds <= LONGEST:
+        raise ValueError(f"must be from 1e-9 to {LONGEST:.0e} seconds, got {text!r}")
+    return in_seconds
 
 
 def _split(text: str) -> tuple[float, str, bool]:

@@ -23,11 +23,6 @@ PART = 1 << 20
 """Values of one part, where a fragment is checked, decoded or encoded in parts side by side."""
 
 
-def bulk_dtype(session: Session) -> Dtype:
-    """The dtype of INIT_PARAMS and BCAST_FRAGMENT: the session's, but bf16 where pushes are q4."""
-    return Dtype.BF16 if session.dtype == Dtype.Q4 else session.dtype
-
-
 def bulk_size(message: Message) -> int:
     """Bytes of values that `examine` has to look at; 0 when there is nothing to check."""
     if isinstance(message, InitParams):
@@ -49,7 +44,7 @@ def examine(message: Message, session: Session, spread: Map = map, allocate: All
     if isinstance(message, InitParams):
         numel = session.numel(message.fragment_id)
         try:
-            return _decode(bulk_dtype(session), message.tensor, numel, spread, allocate)
+            return _decode(session.bulk_dtype, message.tensor, numel, spread, allocate)
         except MemoryError:
             detail = "there is no memory to decode a payload of this size"
             seen = len(message.tensor)

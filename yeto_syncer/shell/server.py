@@ -27,17 +27,16 @@ from yeto_syncer.core.events import (
     Event,
     HelloReceived,
     Opened,
-    Received,
     Refused,
 )
-from yeto_syncer.core.jobs import F32, Link
+from yeto_syncer.core.jobs import Link
 from yeto_syncer.core.merge import Map
-from yeto_syncer.shell.checks import INLINE_BYTES, bulk_dtype, bulk_size, examine
 from yeto_syncer.shell.connection import Connection
 from yeto_syncer.shell.counters import Counters
 from yeto_syncer.shell.doorman import Doorman
 from yeto_syncer.shell.greetings import Greetings
 from yeto_syncer.shell.group import Group
+from yeto_syncer.shell.incoming import TYPES, Incoming
 from yeto_syncer.shell.listener import Listener, host_of
 from yeto_syncer.shell.outbound import CONTROL, Stream
 from yeto_syncer.shell.payloads import Payloads
@@ -45,15 +44,8 @@ from yeto_syncer.shell.watch import Depths
 from yeto_syncer.shell.wires import Wire
 from yeto_syncer.shell.workers import Workers, settled
 
-CHECKS_IN_FLIGHT = 4
-"""Bulk messages of one group that may be under check; then its sockets are not read."""
-
 INLINE_HELLO = 1 << 16
 """HELLOs up to this many bytes are parsed on the event loop."""
-
-
-TYPES = {kind: {"type": kind.name} for kind in FrameType}
-"""The labels by which frames are counted."""
 
 
 class Line(Protocol):
@@ -90,9 +82,9 @@ class Server:
         self._warn = warn
         self._session: Session | None = None
         self._write_timeout_s = write_timeout_s
-        self._spread = spread
         self._pool = pool
         self._payloads = Payloads(workers, spread, pool.take)
+        self._incoming = Incoming(workers, spread, pool.take, counters, self.broken)
         self._connections: dict[int, Connection] = {}
         self._groups: dict[Link, Group] = {}
         self._member_of: dict[int, Group] = {}
@@ -187,54 +179,13 @@ class Server:
             if conn.is_over:
                 return
             if group is not None:
-                if not self._received(conn, group, message):
+                if not self._incoming.take(conn, group, message):
                     return
             elif isinstance(message, DataHello) and self._may_be(conn, "DATA_HELLO", message.learner_id):
                 self._line.post(DataHelloReceived(conn.number, message))
         if self._line.congested:
             self._congested.add(conn)
             conn.hold("backlog")
-
-    def _received(self, conn: Connection, group: Group, message: Message) -> bool:
-        size = bulk_size(message)
-        kind = TYPES[message.frame_type]
-        self._counters.add("received_messages", kind)
-        self._counters.add("received_bytes", kind, size or sum(map(len, frame(message))))
-        if not size:
-            group.lane.put(Received(conn.number, group.link, message))
-            return True
-        if size <= INLINE_BYTES:
-            try:
-                values = examine(message, group.session)
-            except YetoError as error:
-                conn.hold("broken")
-                self.broken(conn, error)
-                return False
-            group.lane.put(Received(conn.number, group.link, message, values))
-            return True
-        self._examine(conn, group, message)
-        return True
-
-    def _examine(self, conn: Connection, group: Group, message: Message) -> None:
-        fill = group.lane.reserve()
-        group.checks += 1
-        if group.checks >= CHECKS_IN_FLIGHT:
-            group.held.append(conn)
-            conn.hold("checks")
-
-        def examined(future: Future[F32 | None]) -> None:
-            group.checks -= 1
-            while group.held:
-                group.held.pop().release("checks")
-            try:
-                values = future.result()
-            except YetoError as error:
-                conn.hold("broken")
-                fill(Refused(conn.number, error))
-            else:
-                fill(Received(conn.number, group.link, message, values))
-
-        self._workers.submit(lambda: examine(message, group.session, self._spread, self._pool.take), examined)
 
     def broken(self, conn: Connection, error: YetoError) -> None:
         """Bytes were refused. The coordinator says what happens to the socket."""
@@ -371,7 +322,7 @@ class Server:
         groups = [self._groups[link] for link in links if link in self._groups]
         if not groups:
             return
-        dtype = Dtype.F32 if final else bulk_dtype(groups[0].session)
+        dtype = Dtype.F32 if final else groups[0].session.bulk_dtype
         payloads = [self._payloads.get(fragment, dtype, final) for fragment in fragments]
         for group in groups:
             group.deliver(payloads, token)

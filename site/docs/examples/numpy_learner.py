@@ -1,6 +1,6 @@
 """A learner in ten lines: linear regression in numpy, trained by several processes through one syncer.
 
-yeto-syncer --learners 2 --total-steps 40 --sync-interval-steps 50
+yeto-syncer --learners 2 --quorum 2 --total-steps 40
 python numpy_learner.py 127.0.0.1:29400 0
 python numpy_learner.py 127.0.0.1:29400 1
 """

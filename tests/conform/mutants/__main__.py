@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from tests.conform.mutants import codec, learner, syncer
+from tests.conform.mutants import bounds, codec, learner, order, syncer
 
 
 def main() -> int:
     """The exit code of the command that the mutant is."""
     name, *arguments = sys.argv[1:]
     sys.argv[1:] = arguments
-    for kind in (codec, syncer, learner):
+    for kind in (codec, syncer, order, bounds, learner):
         if name in kind.MUTANTS:
             kind.MUTANTS[name]()
             return kind.run()

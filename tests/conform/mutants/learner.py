@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from tests.conform.mutants.patches import rule_holds, wrap
 from yeto_learner import case, connection, final_cut, fragments, initial_cut, streaming
+from yeto_learner.client import SyncerClient
 from yeto_learner.core.boundary import Boundary
 from yeto_learner.core.link import Link, Seen
-from yeto_proto._generated.messages import BcastFragment, PushFragment
+from yeto_proto._generated.messages import BcastFragment, PullReq, PushFragment
+from yeto_proto.errors_base import YetoError
+from yeto_proto.writer import frame
 
 
 def run() -> int:
@@ -149,6 +153,44 @@ def _streams_from_one() -> None:
     wrap(connection.Connection, "_hello_frame", make)
 
 
+def _push_without_anchor() -> None:
+    """A pull of a fragment that has not come is answered with nothing."""
+
+    def make(old: Any) -> Any:
+        def handle(self: Any, group: Any, message: Any) -> None:
+            old(self, group, message)
+            if isinstance(message, PullReq) and message.fragment_id not in self.link._seen:
+                delta = bytes(4 * self.link.session.numel(message.fragment_id))
+                push = PushFragment(0, message.fragment_id, message.global_step, 1, 0, 1, 1, 8, delta)
+                group.outboxes[0].offer(frame(push))
+
+        return handle
+
+    wrap(connection.Connection, "_handle", make)
+
+
+def _redial_late() -> None:
+    wrap(connection, "redial_waits", lambda old: lambda: iter([1000.0]))
+
+
+def _ack_never() -> None:
+    wrap(SyncerClient, "acknowledge_finalization", lambda old: lambda self, manifest, timeout=None: None)
+
+
+def _fault_hangs() -> None:
+    def make(old: Any) -> Any:
+        def run_case(given: Any) -> int:
+            try:
+                return int(old(given))
+            except (RuntimeError, YetoError):
+                time.sleep(1000)
+                raise
+
+        return run_case
+
+    wrap(case, "run", make)
+
+
 MUTANTS: Mapping[str, Callable[[], None]] = {
     "generation-same": _generation_same,
     "drifted-anchor": _drifted_anchor,
@@ -164,4 +206,8 @@ MUTANTS: Mapping[str, Callable[[], None]] = {
     "shutdown-any": rule_holds("shutdown.acknowledged"),
     "manifest-any": rule_holds("final_manifest.same"),
     "streams-from-one": _streams_from_one,
+    "push-without-anchor": _push_without_anchor,
+    "redial-late": _redial_late,
+    "ack-never": _ack_never,
+    "fault-hangs": _fault_hangs,
 }

@@ -28,7 +28,7 @@ def run() -> int:
     return cli.main()
 
 
-def _effects(change: Change) -> Callable[[], None]:
+def on_effects(change: Change) -> Callable[[], None]:
     """`change(coordinator, event, effects)` gives the effects that are performed."""
 
     def apply() -> None:
@@ -102,7 +102,7 @@ def _version_behind() -> None:
 
         return [lowered(each) for each in found]
 
-    _effects(change)()
+    on_effects(change)()
 
 
 def _ack_any_step() -> None:
@@ -132,14 +132,14 @@ def _manifest_without_cut() -> None:
                 changed.append(each)
         return changed
 
-    _effects(change)()
+    on_effects(change)()
 
 
 def _marker_kept() -> None:
     def change(core: Any, event: Any, found: Sequence[Any]) -> Sequence[Any]:
         return [each for each in found if not isinstance(each, effects.RemoveMarker)]
 
-    _effects(change)()
+    on_effects(change)()
 
 
 def _weight(compute: Callable[[Any], float]) -> Callable[[], None]:

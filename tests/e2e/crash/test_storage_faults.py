@@ -171,7 +171,7 @@ def refusals(paths: list[Path]) -> list[str]:
         [sys.executable, "-c", RESUMED, *map(str, paths)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         check=False,
         stdin=subprocess.DEVNULL,
     )

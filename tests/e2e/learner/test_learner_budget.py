@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from tests.e2e.learner.rig import flat, parameters, running, send_cut, train, wire_values
-from tests.e2e.scripted_syncer import WAIT
+from tests.e2e.scripted_syncer import WAIT, Peer
 from yeto_learner import Learner
 from yeto_proto import dtypes
 from yeto_proto._generated import messages as wire
@@ -33,6 +34,17 @@ class Finisher:
     def join(self) -> None:
         self._thread.join(WAIT)
         assert not self._thread.is_alive()
+
+
+@contextmanager
+def consolidating() -> Iterator[tuple[Learner, Finisher, Peer]]:
+    """A learner that has reported a budget of one step, and the syncer that came back after it."""
+    with running(budget_steps=1) as (made, cutoff, syncer):
+        made.step(tokens=1)
+        finisher = Finisher(made)
+        cutoff.expect(wire.BudgetDone)
+        cutoff.close()
+        yield made, finisher, syncer.next_peer()
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -75,12 +87,7 @@ def test_the_two_closes_of_a_benchmark(dtype: str) -> None:
 
 @pytest.mark.rule("learner.budget.frozen")
 def test_a_pull_before_its_base_waits_and_a_second_pull_of_a_fragment_is_an_error() -> None:
-    with running(budget_steps=1) as (made, cutoff, syncer):
-        made.step(tokens=1)
-        finisher = Finisher(made)
-        cutoff.expect(wire.BudgetDone)
-        cutoff.close()
-        resumed = syncer.next_peer()
+    with consolidating() as (made, finisher, resumed):
         resumed.send(wire.PullReq(0, 1, 1))
         resumed.expect_nothing()
         _, data = wire_values(made, 0, 1)
@@ -92,12 +99,7 @@ def test_a_pull_before_its_base_waits_and_a_second_pull_of_a_fragment_is_an_erro
 
 
 def test_pulls_of_pipelined_rounds_are_answered_as_their_bases_come() -> None:
-    with running(budget_steps=1) as (made, cutoff, syncer):
-        made.step(tokens=1)
-        finisher = Finisher(made)
-        cutoff.expect(wire.BudgetDone)
-        cutoff.close()
-        resumed = syncer.next_peer()
+    with consolidating() as (made, finisher, resumed):
         resumed.send(wire.PullReq(0, 1, 1))
         resumed.send(wire.PullReq(1, 2, 1))
         for fragment in (1, 0):
@@ -113,12 +115,7 @@ def test_pulls_of_pipelined_rounds_are_answered_as_their_bases_come() -> None:
 
 
 def test_one_fragment_is_not_asked_for_by_two_rounds() -> None:
-    with running(budget_steps=1) as (made, cutoff, syncer):
-        made.step(tokens=1)
-        finisher = Finisher(made)
-        cutoff.expect(wire.BudgetDone)
-        cutoff.close()
-        resumed = syncer.next_peer()
+    with consolidating() as (_, finisher, resumed):
         resumed.send(wire.PullReq(0, 1, 1))
         resumed.send(wire.PullReq(0, 3, 1))
         finisher.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.e2e.learner.rig import (
@@ -19,23 +20,31 @@ from tests.e2e.learner.rig import (
     train,
     wire_values,
 )
-from tests.e2e.scripted_syncer import WAIT, ScriptedSyncer
+from tests.e2e.scripted_syncer import WAIT, Peer, ScriptedSyncer
 from yeto_learner import Learner
 from yeto_proto._generated import messages as wire
+
+
+def lost_with_a_pull(
+    made: Learner, arrays: dict[str, npt.NDArray[np.float32]], first: Peer, syncer: ScriptedSyncer, step: int
+) -> Peer:
+    """A pull that has to wait for another local step, an outage, and a catch-up that brings nothing new."""
+    first.send(wire.PullReq(0, step, 1))
+    arrived(made, pulls=1)
+    train(arrays)
+    made.step(tokens=1)
+    assert made.pending_pulls == 1
+    first.close()
+    second = syncer.next_peer()
+    for fragment in range(2):
+        second.broadcast(fragment, 0, flat_initial(made, fragment))
+    return second
 
 
 def test_training_goes_on_during_an_outage_and_what_is_asked_again_is_answered() -> None:
     arrays = parameters()
     with running(arrays, min_local_steps=2) as (made, first, syncer):
-        first.send(wire.PullReq(0, 1, 1))
-        arrived(made, pulls=1)
-        train(arrays)
-        made.step(tokens=1)
-        assert made.pending_pulls == 1
-        first.close()
-        second = syncer.next_peer()
-        for fragment in range(2):
-            second.broadcast(fragment, 0, flat_initial(made, fragment))  # the catch-up brings nothing new
+        second = lost_with_a_pull(made, arrays, first, syncer, 1)
         second.send(wire.PullReq(0, 1, 1))
         caught_up(made, pulls=1)
         train(arrays)
@@ -49,15 +58,7 @@ def test_a_pull_that_a_restarted_syncer_does_not_repeat_is_not_answered() -> Non
     """It asks for a round that is lost, and would spend the anchor that the present round needs."""
     arrays = parameters()
     with running(arrays, min_local_steps=2) as (made, first, syncer):
-        first.send(wire.PullReq(0, 5, 1))
-        arrived(made, pulls=1)
-        train(arrays)
-        made.step(tokens=1)
-        assert made.pending_pulls == 1
-        first.close()
-        second = syncer.next_peer()
-        for fragment in range(2):
-            second.broadcast(fragment, 0, flat_initial(made, fragment))
+        second = lost_with_a_pull(made, arrays, first, syncer, 5)
         caught_up(made)
         train(arrays)
         made.step(tokens=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -131,3 +133,36 @@ def test_closing_joins_everything(syncer: ScriptedSyncer) -> None:
     assert left == []
     with pytest.raises(RuntimeError, match="closed"):
         client.wait_for(lambda: False, 1)
+
+
+def test_an_outage_takes_few_lines_of_the_log(
+    syncer: ScriptedSyncer, make: Callable[..., SyncerClient], caplog: pytest.LogCaptureFixture
+) -> None:
+    """However long it lasts: who ended it and for how long it is dialled, and the first try that failed."""
+    caplog.set_level(logging.DEBUG, logger="yeto_learner")
+    client = make(max_reconnects=4)
+    first = syncer.next_peer()
+    syncer.stop_listening()
+    first.close()
+    assert "all 4 reconnects are used" in str(failure(client))
+    told = [(each.levelname, each.getMessage()) for each in caplog.records]
+    assert told[0] == (
+        "WARNING",
+        f"the syncer at {syncer.address} closed the connection; it is dialled again at most 4 times more",
+    )
+    assert [level for level, text in told if "no syncer at" in text] == ["INFO", *["DEBUG"] * 3]
+    assert len(told) == 5
+
+
+def test_a_broken_connection_is_told_with_its_cause(
+    syncer: ScriptedSyncer, make: Callable[..., SyncerClient], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="yeto_learner")
+    make()
+    syncer.next_peer().reset()
+    syncer.next_peer()
+    wait_until(lambda: len(caplog.records) >= 2)
+    first, second = (each.getMessage() for each in caplog.records)
+    assert first.startswith(f"the connection to the syncer at {syncer.address} is lost (")
+    assert first.endswith("); it is dialled again until it is back")
+    assert re.fullmatch(rf"connected again to {syncer.address} after \d+ s", second)

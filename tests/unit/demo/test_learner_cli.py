@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -105,50 +104,6 @@ def test_doctor_names_the_first_thing_that_fails(capsys: pytest.CaptureFixture[s
     assert [(row["subject"], row["verdict"]) for row in told["findings"]] == [("DNS", "good"), ("TCP", "bad")]
 
 
-def test_the_command_starts_without_numpy() -> None:
-    """`--help` and an early Ctrl-C should not wait for it."""
-    code = "import sys, yeto_learner.cli; sys.exit('numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    code = "import sys, yeto_learner.__main__; sys.exit('yeto_learner.cli' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("module", ["argparse", "yeto_learner.cli", "numpy", "yeto_learner.doctor"])
-def test_a_signal_in_the_middle_of_an_import_is_no_traceback(module: str, number: int) -> None:
-    # A finder that signals when the module is looked for, so that the handler runs inside the import.
-    code = f"""
-import os, sys
-
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name == "{module}":
-            os.kill(os.getpid(), {number:d})
-
-from yeto_learner.__main__ import main
-sys.meta_path.insert(0, Finder())
-sys.argv = ["yeto-learner", "doctor", "127.0.0.1:1"]
-sys.exit(main())
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 128 + number
-    assert done.stderr == f"interrupted by {signal.Signals(number).name}\n"
-    assert done.stdout == ""
-
-
-def test_a_reader_that_has_gone_is_no_traceback(tmp_path: Path) -> None:
-    layout = tmp_path / "layout.json"
-    layout.write_text(build_layout({"layers.0.weight": (4, 4)}, 1).to_json())
-    read, write = os.pipe()
-    os.close(read)
-    try:
-        command = [sys.executable, "-m", "yeto_learner", "layout", str(layout)]
-        ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
-    finally:
-        os.close(write)
-    assert (ended.returncode, ended.stderr) == (1, "")
-
-
 def test_quick_is_shorter_in_everything_that_takes_time() -> None:
     full, quick = Settings(seed=5), Settings(seed=5).quick()
     assert quick.rounds * quick.inner_steps * quick.batch < full.rounds * full.inner_steps * full.batch / 4
@@ -169,14 +124,3 @@ def test_names_that_the_locale_cannot_show_are_escaped(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert r"gr\xf6\xdfe" in done.stdout
-
-
-@pytest.mark.parametrize("arguments", [["layout"], ["layout", "--json"], ["doctor", "--json"]])
-def test_an_output_that_is_full_is_one_line(arguments: list[str], tmp_path: Path) -> None:
-    subject = layout_file(tmp_path) if arguments[0] == "layout" else "127.0.0.1:1"
-    command = [sys.executable, "-m", "yeto_learner", *arguments, subject]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: cannot write: No space left on device; standard output; ")
-    assert done.stderr.count("\n") == 1

@@ -26,6 +26,7 @@ from yeto_proto._generated.errors import (
 from yeto_proto._generated.messages import DataHello, Error, Heartbeat
 from yeto_proto._generated.types import Dtype
 from yeto_proto.errors_base import YetoError
+from yeto_proto.probe import NOBODY
 from yeto_syncer.core.config import Config
 from yeto_syncer.core.coordinator import Phase
 from yeto_syncer.core.effects import Accept, Attach, CloseConn, Count, Log, Refuse, Send
@@ -42,6 +43,15 @@ def test_a_learner_outside_the_launch_set_is_refused() -> None:
     peer = Peer(run, 3, 1)
     assert isinstance(peer.refused, LearnerOutOfRange)
     assert not run.of(Accept)
+
+
+def test_a_probe_is_answered_without_a_warning() -> None:
+    """The HELLO of `yeto-learner doctor`, which no learner can send."""
+    run = driver()
+    assert isinstance(Peer(run, NOBODY, 1).refused, LearnerOutOfRange)
+    assert [each.level for each in run.of(Log)] == ["info"]
+    Peer(run, 3, 1)
+    assert [each.level for each in run.of(Log)] == ["info", "warning"]
 
 
 def test_acceptance_is_silent() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -59,6 +60,9 @@ def test_weights_and_biases_gets_a_line_for_each_step(
     monkeypatch.setitem(sys.modules, "wandb", library)
     assert main(["forward", str(tape), "--wandb", "a project", "--follow"]) == 0
     assert capsys.readouterr().out == "forwarded 12 outer steps\n"
+    assert main(["forward", str(tape), "--wandb", "a project", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"outer_steps": 12, "wandb": "a project"}
+    library.lines = library.lines[:12]
     assert library.asked == {"project": "a project", "name": "tape"}
     assert [line["outer_step"] for line in library.lines] == list(range(1, 13))
     assert library.finished

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -250,6 +252,11 @@ def test_follow_tells_a_line_for_each_record_and_ends_with_the_run(tape: Path, t
     assert [json.loads(line) for line in told("follow", "--json", tape).splitlines()] == records
 
 
+def clock(sleep: Callable[[float], None]) -> SimpleNamespace:
+    """The clock of the command alone: other threads may sleep meanwhile."""
+    return SimpleNamespace(sleep=sleep, strftime=time.strftime, localtime=time.localtime)
+
+
 def test_follow_waits_for_the_file_and_for_the_end(
     tape: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,7 +268,7 @@ def test_follow_waits_for_the_file_and_for_the_end(
         with path.open("ab") as file:
             file.write(next(steps))
 
-    monkeypatch.setattr(tape_commands.time, "sleep", grow)
+    monkeypatch.setattr(tape_commands, "time", clock(grow))
     assert main(["follow", "--json", str(path)]) == 0
     out, err = capsys.readouterr()
     assert out.encode() == b"".join(json.dumps(json.loads(line)).encode() + b"\n" for line in lines)
@@ -279,7 +286,7 @@ def test_follow_with_keep_goes_on_behind_an_end(
         if len(looks) == 3:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(tape_commands.time, "sleep", look)
+    monkeypatch.setattr(tape_commands, "time", clock(look))
     assert main(["follow", "--keep", str(tape)]) == 130
     assert "ended with exit code 0" in capsys.readouterr().out
 
@@ -291,6 +298,14 @@ def test_every_record_kind_has_a_line(kind: str) -> None:
     fields = {name: samples.get(field.type, []) for name, field in TAPE[kind].items() if not field.optional}
     line = tape_commands._line({**fields, **({} if kind == "commit" else {"event": kind})})
     assert line.strip() and "\n" not in line
+
+
+def test_report_as_json(tape: Path, tmp_path: Path, told: Told) -> None:
+    page = tmp_path / "page.html"
+    found = json.loads(told("report", tape, "--output", page, "--json"))
+    records = len(tape.read_text().splitlines())
+    assert found == {"page": str(page), "bytes": page.stat().st_size, "records": records}
+    assert told("report", tape, "--output", page) == f"{page}\n"
 
 
 # -- mistakes ------------------------------------------------------------------------------------------------
@@ -322,6 +337,7 @@ def test_a_file_that_is_no_tape_is_one_line_on_standard_error(
         ["check", "tape"],
         ["check", "--learners", "two", "--budget", "1", "--from", "0", "tape"],
         ["check", "--learners", "-1", "--budget", "1", "--from", "0", "tape"],
+        ["check", "--learners", "4294967296", "--budget", "1", "--from", "0", "tape"],
     ],
 )
 def test_a_wrong_command_line_is_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -349,6 +365,26 @@ def test_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out.startswith("yeto-tape ")
+
+
+def test_places_that_cannot_be_written(
+    tape: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = tmp_path / "link.html"
+    link.symlink_to(tape)
+    (tmp_path / "file").write_text("")
+    before = tape.read_bytes()
+    for arguments, what in (
+        (["report", "--output", str(link)], "the page would replace the tape"),
+        (["report", "--output", str(tmp_path)], "cannot write the page: Is a directory"),
+        (["report", "--output", "x" * 300], "cannot write the page: File name too long"),
+        (["report", "--output", str(tmp_path / "no" / "page")], "cannot write the page: No such file"),
+    ):
+        assert main([*arguments, str(tape)]) == 1
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith(f"error: {what}") and err.count("\n") == 1
+        assert err.count("; ") == 2
+    assert tape.read_bytes() == before
 
 
 @pytest.mark.parametrize("content", [b"\xdeYETO\x00\x01", b"no line feed"], ids=["binary", "text"])

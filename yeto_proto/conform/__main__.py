@@ -1,0 +1,16 @@
+"""Where `yeto-conform` starts, also as `python -m yeto_proto.conform`."""
+
+from __future__ import annotations
+
+import sys
+
+from yeto_proto.console.early import start
+
+
+def main() -> int:
+    """The exit code."""
+    return start("yeto_proto.conform.cli")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
