@@ -33,6 +33,7 @@ from codegen.worked import NUMELS, Worked, value, worked
 
 FOLDER = "protocol"
 _FLAG = re.compile(r"(?<![\w/-])(--[a-z][a-z-]*[a-z])")
+_PLACE = re.compile(r"<([a-z]+)>")
 _MARK = re.compile(r"\(D[1-9][0-9]?(, D[1-9][0-9]?)*\)")
 
 
@@ -64,7 +65,8 @@ def _page(path: str, template: str, spec: Spec, view: PagesView, **more: Any) ->
 
 
 def polished(text: str, up: str) -> str:
-    """Flags as code, and marks of decisions, such as (D12), as links; not in code, drawings and headings.
+    """Flags as code, marks of decisions, such as (D12), as links, and <names> as text instead of HTML; not in
+    code, drawings and headings.
 
     `up` leads to the folder of the protocol.
     """
@@ -73,7 +75,9 @@ def polished(text: str, up: str) -> str:
         fenced ^= line.startswith("```")
         if not fenced and not line.startswith(("<", "#", "```")):
             parts = line.split("`")
-            parts[::2] = [_linked(_FLAG.sub(r"`\1`", part), up) for part in parts[::2]]
+            parts[::2] = [
+                _linked(_FLAG.sub(r"`\1`", _PLACE.sub(r"&lt;\1&gt;", part)), up) for part in parts[::2]
+            ]
             line = "`".join(parts)
         lines.append(line)
     return "\n".join(lines)

@@ -4,10 +4,15 @@ Names are loaded when they are first used: the `yeto-learner` command can then a
 Ctrl-C and choose the number of BLAS threads before numpy is there.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # that of typing takes longer to load than a Ctrl-C should be able to find
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from .client import SyncerClient
     from .core.records import BcastFragment, FinalFragment, FinalManifest, PullRequest
     from .errors import (

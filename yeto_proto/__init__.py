@@ -8,10 +8,15 @@ Names are loaded when they are first used: the commands can then answer `--help`
 numpy and construct are there.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # that of typing takes longer to load than a Ctrl-C should be able to find
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from . import dtypes, errors, files, messages
     from ._generated.constants import FINALIZATION_REVISION, PROTOCOL_VERSION, TINY, WIRE, Preset
     from ._generated.errors import PeerError, UseError, WireError

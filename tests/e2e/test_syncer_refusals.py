@@ -419,6 +419,8 @@ def test_a_hello_of_16_mib_does_not_hold_up_others(processes: Processes) -> None
         "1",
         "--min-start-learners",
         "1",
+        "--handshake-timeout-s",
+        "600",  # sixteen megabytes take their time
     )
     learner = Trainer(syncer.port, hello(layout, 0), target=1.0)
     learner.initialize(initial(layout))

@@ -306,3 +306,13 @@ def test_every_decision_has_its_question_its_reason_and_what_follows() -> None:
 def test_a_mark_of_a_decision_is_a_link_to_it() -> None:
     assert "([D12](../decisions.md#D12))" in page_text("frames/push_fragment.md")
     assert not [path for path, text in project_pages().items() if re.search(r"\(D[0-9]+\)", text)]
+
+
+def test_a_name_in_angle_brackets_is_no_html() -> None:
+    assert "yeto:learner:&lt;id&gt;" in page_text("behaviour/connections.md")
+    assert "lock on &lt;path&gt;.lock" in page_text("behaviour/process.md")
+
+
+def test_flags_are_code_but_not_twice() -> None:
+    assert "`--handshake-timeout-s` is closed" in page_text("behaviour/connections.md")
+    assert not [path for path, text in project_pages().items() if "``" in text.replace("```", "")]

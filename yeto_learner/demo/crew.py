@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
+import socket
 import subprocess
 import sys
 import time
@@ -21,12 +23,15 @@ STOP_S = 3.0
 
 @dataclass
 class Child:
-    """A running process. `on_line` gets each line of its standard output; `log` holds its standard error."""
+    """A running process. `on_line` gets each line of its standard output; `log` holds its standard error. It
+    may wait at the other end of `gate`.
+    """
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
     on_line: Callable[[str], None]
+    gate: socket.socket | None = None
     exit_code: int | None = None
     expected_to_die: bool = False
     _rest: bytes = field(default=b"", repr=False)
@@ -34,6 +39,11 @@ class Child:
     def kill(self) -> None:
         """SIGKILL, by process id."""
         self.process.kill()
+
+    def let_go(self) -> None:
+        """Open the gate."""
+        assert self.gate is not None
+        self.gate.close()
 
     def last_words(self) -> str:
         """The last line that it logged that is not empty, for messages."""
@@ -66,14 +76,28 @@ class Crew:
             self.stop()
 
     def start(
-        self, name: str, module: str, arguments: Sequence[str], on_line: Callable[[str], None]
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        on_line: Callable[[str], None],
+        *,
+        gated: bool = False,
     ) -> Child:
-        """Runs `python -m module arguments...` tied to this process; its log is `NAME.log`.
+        """Runs `python -m module arguments...` tied to this process; its log is `NAME.log`. A `gated` one
+        gets the number of a file as one more argument, and can wait there for `Child.let_go`.
 
         Raises OSError when the log cannot be written or the process cannot be started.
         """
         log = self._logs / f"{name}.log"
-        with self._guard.held(), log.open("wb") as errors:
+        with self._guard.held(), log.open("wb") as errors, contextlib.ExitStack() as stack:
+            gate = None
+            inherited: tuple[int, ...] = ()
+            if gated:
+                ours, theirs = socket.socketpair()
+                stack.enter_context(theirs)
+                gate, inherited = ours, (theirs.fileno(),)
+                arguments = [*arguments, str(theirs.fileno())]
             process = subprocess.Popen(
                 # -P: neither this folder nor the current one may shadow an installed module.
                 [sys.executable, "-P", tether.__file__, module, *arguments],
@@ -81,9 +105,10 @@ class Crew:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=_environment(),
+                pass_fds=inherited,
                 start_new_session=True,  # Ctrl-C reaches this process only, which ends the others in order
             )
-            child = Child(name, process, log, on_line)
+            child = Child(name, process, log, on_line, gate)
             self._alive.append(child)
             assert process.stdout is not None
             self._selector.register(process.stdout, selectors.EVENT_READ, child)
@@ -125,9 +150,9 @@ class Crew:
 
     def _close(self, child: Child) -> None:
         self._alive.remove(child)
-        for pipe in (child.process.stdin, child.process.stdout):
-            assert pipe is not None
-            pipe.close()
+        for pipe in (child.process.stdin, child.process.stdout, child.gate):
+            if pipe is not None:
+                pipe.close()
 
 
 def _environment() -> dict[str, str]:

@@ -120,10 +120,13 @@ def _killed_and_back(story: Story, victim: int) -> Promise:
         return Promise(
             text, False, f"killed after round {story.killed_after}, connections on the tape: {len(lives)}"
         )
-    last, back = lives[0][-1], lives[1][0]
-    missed = back - last - 1
-    detail = f"killed after round {story.killed_after}, {missed} rounds without it, back in round {back}"
-    return Promise(text, missed > 0 and back > story.killed_after, detail)
+    back = lives[1][0]
+    missed = sum(
+        story.killed_after < one.step < back and victim not in one.responders for one in story.rounds
+    )
+    rounds = "1 round" if missed == 1 else f"{missed} rounds"
+    detail = f"killed after round {story.killed_after}, {rounds} without it, back in round {back}"
+    return Promise(text, missed > 0, detail)
 
 
 def named(layout: Layout, fragments: Sequence[Array]) -> Iterator[tuple[str, Array]]:

@@ -8,7 +8,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from yeto_proto.files import read_snapshot
 from yeto_proto.layout import Layout, build_layout
 
 POLL_S = 0.05
-STALL_S = 60.0
+STALL_S = 120.0
 """A demo that hears nothing new for this long gives up."""
 
 
@@ -62,6 +62,7 @@ class Demo:
         self._address = ""
         self._syncer: Child | None = None
         self._learners: dict[int, Child] = {}
+        self._spare_loaded = False
         self._start = time.monotonic()
         self._moved = self._start
 
@@ -151,17 +152,22 @@ class Demo:
 
     def _train(self, crew: Crew, syncer: Child) -> None:
         self._phase("starting the learners")
+        victim = self._settings.victim
+        # The one that comes back is loaded before the others begin: on a busy machine that can take longer
+        # than the rest of the run.
+        spare = self._start_learner(crew, victim, life=1)
+        self._wait(crew, lambda: self._spare_loaded, "a spare learner to load")
         for learner in range(self._settings.learners):
-            self._start_learner(crew, learner)
+            self._learners[learner] = self._start_learner(crew, learner, life=0)
         self._wait(crew, lambda: bool(self._story.rounds), "the first round")
         self._phase("training")
-        victim = self._settings.victim
         self._wait(crew, lambda: len(self._story.rounds) >= self._settings.kill_at, "the round of the kill")
         self._kill(victim)
         # Back only after the tape shows that the others went on without it.
         self._wait(crew, lambda: self._missed(victim), "a round without the killed learner")
         self._story.learners[victim].reborn(self._story.step_now(victim))
-        self._start_learner(crew, victim)
+        self._learners[victim] = spare
+        spare.let_go()
         self._note(f"learner {victim} started again")
         self._wait(
             crew,
@@ -195,30 +201,32 @@ class Demo:
 
     # -- parts
 
-    def _start_learner(self, crew: Crew, learner: int) -> None:
-        life = 1 if self._story.killed_after is not None else 0
-        # Loading torch can take longer than the rest of the run. The wire does not care what a learner trains
-        # with: one that comes back uses numpy, which is there in an instant.
-        settings = replace(self._settings, backend="numpy") if life else self._settings
+    def _start_learner(self, crew: Crew, learner: int, life: int) -> Child:
         task = Task(
             "learner",
             learner,
             self._folder.learner(learner),
-            settings,
+            self._settings,
             address=self._address,
             learner_id=learner,
             contract=self._contract,
             life=life,
         )
         name = f"learner-{learner}" + ("-again" if life else "")
-        self._learners[learner] = self._start_worker(crew, name, task, self._story.learners[learner])
+        return self._start_worker(crew, name, task, self._story.learners[learner], gated=life > 0)
 
-    def _start_worker(self, crew: Crew, name: str, task: Task, trainee: Trainee) -> Child:
+    def _start_worker(
+        self, crew: Crew, name: str, task: Task, trainee: Trainee, *, gated: bool = False
+    ) -> Child:
         def on_line(line: str) -> None:
-            trainee.hear(json.loads(line))
+            message = json.loads(line)
+            if message["kind"] == "loaded":
+                self._spare_loaded = True
+            else:
+                trainee.hear(message)
             self._moved = time.monotonic()
 
-        return crew.start(name, "yeto_learner.demo.worker", [task.to_json()], on_line)
+        return crew.start(name, "yeto_learner.demo.worker", [task.to_json()], on_line, gated=gated)
 
     def _kill(self, victim: int) -> None:
         child = self._learners.pop(victim)

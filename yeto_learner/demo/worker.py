@@ -1,15 +1,17 @@
 """One training process of the demo: a learner of the run, or a lone baseline.
 
-    python -m yeto_learner.demo.worker TASK        TASK: `settings.Task` as JSON
+    python -m yeto_learner.demo.worker TASK [GATE]        TASK: `settings.Task` as JSON
 
 Each line of standard output is a JSON object with `kind`: "ready" once training starts, "progress" now and
 then, and "done" after the final parameters were written to `Task.output` as an `.npz` of named float32
-arrays.
+arrays. With the number of an inherited file as GATE it says "loaded" first, and begins at the end of that
+file.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -100,7 +102,11 @@ def report(kind: str, **fields: float) -> None:
 
 def main() -> int:
     try:
-        Worker(Task.from_json(sys.argv[1])).run()
+        worker = Worker(Task.from_json(sys.argv[1]))
+        if len(sys.argv) > 2:
+            report("loaded")
+            os.read(int(sys.argv[2]), 1)
+        worker.run()
     except (YetoError, RuntimeError, OSError) as error:  # RuntimeError: the syncer refused this learner
         print(f"error: {error}", file=sys.stderr)
         return 1

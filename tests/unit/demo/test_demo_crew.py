@@ -32,6 +32,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         if what == "fail":
             print("error: it broke; here; mend it", file=sys.stderr)
             sys.exit(3)
+        if what == "gated":
+            os.read(int(sys.argv[2]), 1)
+            print("through")
         if what in ("wait", "deaf"):
             while True:
                 signal.pause()
@@ -63,6 +66,21 @@ def test_lines_exit_code_log_and_environment(program: str, tmp_path: Path) -> No
     assert child.exit_code == 3
     assert child.last_words() == "error: it broke; here; mend it"
     assert lines[0].split() == ["ready", str(child.process.pid), "None"]
+
+
+def test_a_gated_child_waits_until_it_is_let_go(program: str, tmp_path: Path) -> None:
+    lines: list[str] = []
+    with SignalGuard() as guard:
+        crew = Crew(guard, tmp_path)
+        with crew.running():
+            child = crew.start("worker", program, ["gated"], lines.append, gated=True)
+            hear(crew, 1, lines)
+            assert not crew.poll(0.2) and len(lines) == 1
+            child.let_go()
+            ended = hear(crew, 2, lines)
+            while not ended:
+                ended = crew.poll(WAIT_S)
+    assert lines[1] == "through" and child.exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,6 @@ def test_paths_and_flags_that_cannot_be_used(tmp_path: Path, capsys: pytest.Capt
     model = safetensors(tmp_path / "model.safetensors", SHAPES)
     for arguments, reason in (
         ([str(tmp_path / "none")], "No such file or directory"),
-        ([str(model), "--fragments", "1000000000000"], "num_fragments"),
         ([str(model), "--avg-name-regex", "("], "avg_name_regex"),
         ([str(model), "--write", str(tmp_path / "no" / "folder")], "No such file or directory"),
     ):
@@ -125,3 +124,13 @@ def test_only_the_header_is_read(tmp_path: Path) -> None:
     with model.open("r+b") as file:
         file.truncate(1 << 40)
     assert read_layout(model) == SHAPES
+
+
+def test_no_fragments_are_a_mistake_of_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = safetensors(tmp_path / "model.safetensors", SHAPES)
+    with pytest.raises(SystemExit) as left:
+        main(["layout", str(model), "--fragments", "0"])
+    assert left.value.code == 2
+    assert "--fragments: must be at least 1, got 0" in capsys.readouterr().err
