@@ -304,3 +304,12 @@ def test_a_list_whose_reader_has_gone_is_no_failure():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+
+
+def test_a_run_that_skips_everything_is_told(capsys, tmp_path):
+    path = tmp_path / "sut.yaml"
+    path.write_text("name: absent\ncodec: {command: [/bin/sh, -c, yeto-no-such-adapter]}\n")
+    assert cli.main(["run", "--sut", str(path), "ack", "pull-smallest"]) == cli.NOTHING_SELECTED
+    out, err = capsys.readouterr()
+    assert "0 passed, 0 failed, 2 skipped" in out
+    assert err == "error: no case was played; the adapter ended with 127: not supported; see its command\n"

@@ -1,7 +1,7 @@
 """`yeto-conform`: the command line.
 
 Exit codes: 0 all as it should be; 1 failures; 2 bad arguments, sut file or trace; 3 the implementation would
-not start; 5 nothing was selected; 130 and 143 ended by SIGINT and SIGTERM.
+not start; 5 nothing was selected or all was skipped; 130 and 143 ended by SIGINT and SIGTERM.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ examples:
     yeto-conform record --listen 127.0.0.1:29401 --connect 127.0.0.1:29400 --out run.jsonl
 
 exit codes: 0 all as it should be; 1 failures; 2 bad arguments or sut file; 3 the implementation would not
-start; 5 nothing was selected; 130 / 143 ended by SIGINT / SIGTERM
+start; 5 nothing was selected, or all was skipped; 130 / 143 ended by SIGINT / SIGTERM
 """
 
 

@@ -23,7 +23,7 @@ from .processes import NotStartedError
 from .proxy import Proxy
 from .recorder import Recorder
 from .replay import as_server_case
-from .verdict import Result
+from .verdict import Result, Verdict
 
 __all__ = ["run"]
 
@@ -133,6 +133,9 @@ def _run(options: argparse.Namespace) -> int:
         if options.output is not None:
             say(show.printable(f"wrote {shown}"))
         say(matrix.last_line(tally))
+    if all(each.known is None and each.worst is Verdict.SKIP for each in results):
+        # A shell ends with 127, too, for a command that it does not find.
+        return fail("no case was played", results[0].reason, "see its command", code=NOTHING_SELECTED)
     return FAILED if tally["failed"] else 0
 
 
