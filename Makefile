@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check --retries 10 --timeout 60 install --quiet
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --retries 10 install --quiet
 
 # The tests start hundreds of processes: each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
