@@ -16,6 +16,7 @@ import pytest
 from tests.e2e.processes import wait_until
 from yeto_learner import cli as learner_cli
 from yeto_learner.demo import run
+from yeto_learner.demo.crew import Child
 from yeto_learner.demo.settings import Settings
 from yeto_proto.conform import cli, trace
 from yeto_proto.conform.proxy import Proxy
@@ -84,7 +85,7 @@ def test_the_demo_is_recorded_and_played_again(tmp_path, monkeypatch, capsys):
     settings = Settings().quick()
     recorder = Gate(tmp_path)
     proxies = []
-    start, kill, learn = run.Demo._start_syncer, run.Demo._kill, run.Demo._start_learner
+    start, kill, let_go = run.Demo._start_syncer, run.Demo._kill, Child.let_go
 
     def through_the_proxy(self, crew):
         begin = crew.start
@@ -111,23 +112,21 @@ def test_the_demo_is_recorded_and_played_again(tmp_path, monkeypatch, capsys):
                 lambda: len(recorder.of(victim, do="end", by="syncer")) == len(opened), "the end", WAIT_S
             )
 
-    def started(self, crew, learner):
-        if self._story.killed_after is None:
-            learn(self, crew, learner)
-            return
-        before = set(recorder.of(learner, do="open"))
-        with recorder.closed(learner):
-            learn(self, crew, learner)
+    def returning(child):
+        victim = settings.victim
+        before = set(recorder.of(victim, do="open"))
+        with recorder.closed(victim):
+            let_go(child)
             # The first frame tells that it has been admitted.
             wait_until(
-                lambda: bool({*recorder.of(learner, do="frame", **{"from": "syncer"})} - before),
+                lambda: bool({*recorder.of(victim, do="frame", **{"from": "syncer"})} - before),
                 "the learner that comes back",
                 WAIT_S,
             )
 
     monkeypatch.setattr(run.Demo, "_start_syncer", through_the_proxy)
     monkeypatch.setattr(run.Demo, "_kill", killed)
-    monkeypatch.setattr(run.Demo, "_start_learner", started)
+    monkeypatch.setattr(Child, "let_go", returning)
     try:
         assert learner_cli.main(["demo", "--quick", "--output", str(tmp_path / "demo")]) == 0
     finally:
