@@ -246,6 +246,8 @@ class Trouble:
             version = process.boundary.fragments[0].version
             if version is None or process.state is not State.TRAIN:
                 return False
+            if link.has_updates:  # the link may know another version than the one that is installed
+                return False
             if 0 in link.catching_up and _behind(line, version):
                 return False
             message = BcastFragment(0, version, b"\x01" * self._world.setup.session.bulk_bytes(0))
