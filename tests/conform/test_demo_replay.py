@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,6 +24,7 @@ from yeto_proto.conform.proxy import Proxy
 from yeto_proto.conform.recorder import Connection, Recorder
 
 WAIT_S = 300
+QUIET_S = 12  # longer than the grace window, after which a round closes without the killed learner
 PATIENT = {
     "grace_ms": 10_000,
     "grace_tau": 1_000_000,
@@ -67,6 +69,15 @@ class Gate(Recorder):
             with self._changed:
                 self._waiting = []
                 self._changed.notify_all()
+
+    def settle(self) -> None:
+        """Wait until the syncer has said all that it says without an answer: a catch-up in the middle of a
+        broadcast could go either way when it is played again.
+        """
+        count = -1
+        while count != len(self.steps):
+            count = len(self.steps)
+            time.sleep(QUIET_S)
 
     def of(self, learner: int, **wanted: str) -> list[str]:
         """The connections of a learner's steps that have these values."""
@@ -116,6 +127,7 @@ def test_the_demo_is_recorded_and_played_again(tmp_path, monkeypatch, capsys):
         victim = settings.victim
         before = set(recorder.of(victim, do="open"))
         with recorder.closed(victim):
+            recorder.settle()
             let_go(child)
             # The first frame tells that it has been admitted.
             wait_until(
