@@ -64,7 +64,7 @@ def test_each_has_its_own_rows(suts, tmp_path, capsys):
 
 
 def test_the_tally_has_all_of_them(suts, capsys):
-    assert cli.main(arguments(suts[1:])) == 0
+    assert cli.main(arguments(suts[1:])) == cli.NOTHING_SELECTED
     alone = capsys.readouterr().out.splitlines()[-1]
     cli.main(arguments(suts))
     both = capsys.readouterr().out.splitlines()[-1]
