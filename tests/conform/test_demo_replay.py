@@ -24,11 +24,10 @@ from yeto_proto.conform.proxy import Proxy
 from yeto_proto.conform.recorder import Connection, Recorder
 
 WAIT_S = 300
-QUIET_S = 12  # longer than the grace window, after which a round closes without the killed learner
-PATIENT = {
-    "grace_ms": 10_000,
-    "grace_tau": 1_000_000,
-}  # a round waits for each member; for a killed one so long
+PATIENT = {"grace_ms": 10_000, "grace_tau": 1_000_000, "quorum_timeout_s": 300}
+"""A round waits for each member, and for a killed one the grace window long."""
+QUIET_S = 25
+"""So long after the last step, no grace window is open any more, and no quorum is given up yet."""
 
 
 class Held(Connection):
@@ -153,7 +152,6 @@ def test_the_demo_is_recorded_and_played_again(tmp_path, monkeypatch, capsys):
             "sync_interval_steps": settings.inner_steps,
             "outer_lr": settings.outer_rate,
             "outer_momentum": settings.outer_momentum,
-            "quorum_timeout_s": 30,
             **PATIENT,
         },
     )

@@ -108,6 +108,7 @@ def test_a_new_connection_gets_all_of_them() -> None:
     assert [number for number, _ in parts.sent] == [0, 1, *range(COUNT)]
 
 
+@pytest.mark.rule("learner.init.again")
 def test_the_patience_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(second_init_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
