@@ -1,12 +1,20 @@
 # Every target works on a machine that has Python 3.11+, make and a package index; nothing else is installed by hand.
+# Only test-full wants more: on Debian it installs a browser and other programs as root, elsewhere it names what is missing.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check --retries 10 install --quiet
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 # The tests start hundreds of processes: each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
+
+# For each pip, those inside of pip too: an index may be slow to answer.
+export PIP_RETRIES := 10
+
+# Before and after what does not say itself how long it took.
+BEGIN := begun=$$(date +%s)
+TOOK  := echo "took $$(( $$(date +%s) - begun )) s"
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full check format gen docs bench bench-peers conform study fuzz soak coverage clean
@@ -16,8 +24,9 @@ help: ## Show this list
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "error: $(PYTHON) is older than Python 3.11; run make PYTHON=/path/to/a/newer/python3"; exit 1; }
-	@$(PYTHON) -m venv $(VENV)
+		{ echo "error: $(PYTHON) is older than Python 3.11; run make PYTHON=/path/to/a/newer/python3" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "error: $(PYTHON) cannot make $(VENV); on Debian and Ubuntu install python3-venv, then run make again" >&2; exit 1; }
 
 # One stamp for each set of extras, so that `make demo` does not install the developers' tools.
 $(VENV)/.run: pyproject.toml | $(BIN)/python
@@ -68,11 +77,11 @@ gen: $(VENV)/.dev ## Write the generated code from spec/
 	@$(BIN)/python -m codegen
 
 docs: $(VENV)/.dev ## Build the documentation into build/site
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file site/mkdocs.yml
-	@echo "wrote build/site ($$(find build/site -name '*.html' | wc -l) pages); open build/site/index.html"
+	@$(BEGIN); NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file site/mkdocs.yml && \
+		echo "wrote build/site ($$(find build/site -name '*.html' | wc -l) pages); open build/site/index.html" && $(TOOK)
 
 conform: $(VENV)/.dev ## Grade this implementation: a matrix each for syncer, learner and codec; writes build/conform
-	@$(BIN)/python -m yeto_proto.conform.cli run --jobs 4 --output build/conform $(ARGS)
+	@$(BEGIN); $(BIN)/python -m yeto_proto.conform.cli run --jobs 4 --output build/conform $(ARGS); code=$$?; $(TOOK); exit $$code
 
 bench: $(VENV)/.dev ## Measure every row of the speed table beside its raw limit; writes build/bench.json
 	@$(BIN)/python tests/bench/run.py $(ARGS)
@@ -83,7 +92,7 @@ bench-peers: $(VENV)/.peers ## Measure whole synchronisations beside gloo and to
 study: $(VENV)/.dev ## Play the goodput study (some ten minutes) and write its page of the documentation
 	@$(BIN)/python -m tests.study $(ARGS)
 
-fuzz: $(VENV)/.dev ## Run the property tests for a minute each
+fuzz: $(VENV)/.dev ## Run the property tests with many examples each, the batches over all frames for a minute
 	@YETO_HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest tests/property $(ARGS)
 
 soak: $(VENV)/.dev ## 5,000 rounds with reconnects under hostile load; memory, descriptors and threads must not grow

@@ -6,6 +6,7 @@ import hashlib
 import operator
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final, Literal, SupportsIndex
 
 from yeto_proto._generated.constants import HASH_BYTES
@@ -20,6 +21,7 @@ __all__ = [
     "parse_contract",
     "parse_dtype",
     "parse_hash",
+    "parse_key",
     "require",
     "require_seconds",
     "require_whole",
@@ -110,6 +112,21 @@ def parse_contract(contract: bytes | str | None) -> bytes | None:
         return hashlib.sha256(contract.encode()).digest()
     check_hash(contract, "session_contract")
     return contract
+
+
+def parse_key(key: bytes | str | os.PathLike[str]) -> bytes:
+    """The bytes of a HELLO key: bytes as they are, text in UTF-8, and of a file all but one newline at its
+    end, as the syncer reads it.
+
+    Raises ValueError for an empty key, with which anybody could make a MAC, and OSError.
+    """
+    if isinstance(key, os.PathLike):
+        raw = Path(key).read_bytes()
+        raw = raw.removesuffix(b"\r\n") if raw.endswith(b"\r\n") else raw.removesuffix(b"\n")
+    else:
+        raw = key.encode() if isinstance(key, str) else bytes(key)
+    require(bool(raw), f"hmac_key must not be empty: {key!r}; leave it out for a syncer without a key")
+    return raw
 
 
 def environment_key() -> bytes | None:

@@ -11,12 +11,22 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from yeto_proto._generated.messages import Buffer
 from yeto_proto.writer import advance
 
-__all__ = ["Address", "Channel", "PlainChannel", "TlsChannel", "dial", "parse_address"]
+__all__ = [
+    "Address",
+    "Channel",
+    "PlainChannel",
+    "TlsChannel",
+    "address_text",
+    "dial",
+    "parse_address",
+    "resolve",
+]
 
 Address = tuple[str, int]
 
@@ -42,7 +52,21 @@ def parse_address(address: str | Address) -> Address:
         host, port = address
     if not host or not 0 < port < 65536:
         raise ValueError(f"syncer address {address!r} is not HOST:PORT")
+    try:
+        valid = b"\0" not in host.encode("idna")  # as the resolver does, without a word that helps
+    except UnicodeError:
+        valid = False
+    if not valid:
+        raise ValueError(
+            f"syncer address {address!r} is not HOST:PORT: {host!r} cannot be the name of a host"
+        )
     return host, port
+
+
+def address_text(address: Address) -> str:
+    """HOST:PORT, with brackets around an IPv6 host."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Channel:
@@ -66,6 +90,8 @@ class Channel:
 
 
 class PlainChannel(Channel):
+    """TCP: a blocking socket, which the kernel lets two threads use at once."""
+
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
         self._sock = sock
@@ -135,30 +161,85 @@ class TlsChannel(Channel):
 def dial(
     address: Address, timeout: float, tls: ssl.SSLContext | None, cancelled: Callable[[], bool]
 ) -> Channel:
-    """Connect within `timeout` seconds.
+    """Connect within `timeout` seconds; of several addresses each gets an equal share of what is left.
 
     Raises OSError; ConnectionAbortedError soon after `cancelled()` is true.
     """
-    waiting = _Waiting(timeout, cancelled)
+    deadline = time.monotonic() + timeout
+    found = _resolve_in_time(address, _Waiting(timeout, cancelled))
     failure: OSError | None = None
-    for family, kind, protocol, _, target in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
-        sock = socket.socket(family, kind, protocol)
+    for tried, place in enumerate(found):
+        share = (deadline - time.monotonic()) / (len(found) - tried)
         try:
-            _connect(sock, target, waiting)
-            _set_options(sock)
-            return PlainChannel(sock) if tls is None else _secure(sock, address[0], tls, waiting)
+            return _dial_one(place, address[0], tls, _Waiting(share, cancelled))
         except OSError as error:
-            sock.close()
             if cancelled():
                 raise
             failure = error
     raise failure or OSError(f"no address for {address[0]}")
 
 
-def _connect(sock: socket.socket, target: object, waiting: _Waiting) -> None:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One address that a name has: what a socket needs to connect to it."""
+
+    family: int
+    kind: int
+    protocol: int
+    target: Any
+
+
+def resolve(address: Address, flags: int = 0) -> list[Place]:
+    """What the resolver knows of the host, in its order.  Raises OSError."""
+    return [
+        Place(family, kind, protocol, target)
+        for family, kind, protocol, _, target in socket.getaddrinfo(
+            *address, type=socket.SOCK_STREAM, flags=flags
+        )
+    ]
+
+
+def _resolve_in_time(address: Address, waiting: _Waiting) -> list[Place]:
+    with contextlib.suppress(socket.gaierror):
+        return resolve(address, socket.AI_NUMERICHOST)
+    outcome: list[list[Place] | OSError] = []
+
+    def ask() -> None:
+        try:
+            outcome.append(resolve(address))
+        except OSError as error:
+            outcome.append(error)
+
+    # The resolver cannot be interrupted; a thread that it holds up ends by itself later.
+    thread = threading.Thread(target=ask, name="yeto-resolve", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(DIAL_SLICE)
+        if thread.is_alive():
+            waiting.check(f"the name {address[0]} was not resolved in time")
+    match outcome:
+        case [OSError() as error]:
+            raise error
+        case [list() as found]:
+            return found
+    raise OSError(f"the name {address[0]} cannot be resolved")
+
+
+def _dial_one(place: Place, host: str, tls: ssl.SSLContext | None, waiting: _Waiting) -> Channel:
+    sock = socket.socket(place.family, place.kind, place.protocol)
+    try:
+        _connect(sock, place.target, waiting)
+        _set_options(sock)
+        return PlainChannel(sock) if tls is None else _secure(sock, host, tls, waiting)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _connect(sock: socket.socket, target: Any, waiting: _Waiting) -> None:
     sock.setblocking(False)
     with contextlib.suppress(BlockingIOError):
-        sock.connect(target)  # type: ignore[arg-type]  # typeshed's getaddrinfo knows no address type
+        sock.connect(target)
         return
     waiting.poll(sock, select.POLLOUT)
     code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -203,7 +284,11 @@ class _Waiting:
         poller = select.poll()
         poller.register(sock.fileno(), event)
         while not poller.poll(DIAL_SLICE * 1000):
-            if self._cancelled():
-                raise ConnectionAbortedError("dialling was cancelled")
-            if time.monotonic() >= self._deadline:
-                raise TimeoutError("timed out")
+            self.check("timed out")
+
+    def check(self, late: str) -> None:
+        """Raises ConnectionAbortedError when it was cancelled, and TimeoutError(late) after the deadline."""
+        if self._cancelled():
+            raise ConnectionAbortedError("dialling was cancelled")
+        if time.monotonic() >= self._deadline:
+            raise TimeoutError(late)

@@ -6,6 +6,7 @@ push is `Learner`'s business.
 
 from __future__ import annotations
 
+import os
 import ssl
 import threading
 import time
@@ -19,7 +20,7 @@ from yeto_proto.layout import Layout
 from yeto_proto.session import Session
 from yeto_proto.writer import frame
 
-from .arguments import check_hash, environment_key, parse_dtype, require, require_whole
+from .arguments import check_hash, environment_key, parse_dtype, parse_key, require, require_whole
 from .channel import Address, parse_address
 from .connection import Connection
 from .core.boundary import Answer
@@ -43,14 +44,15 @@ class SyncerClient:
     connect_timeout: seconds for each socket of `start`.  max_reconnects: redials in the client's whole life,
     None for no limit. finalization_timeout: seconds, the default of the two terminal waits.
     session_contract_hash: 32 bytes; without one the layout fingerprint is sent, so that all runs of a layout
-    share one contract.  syncer_profile_hash: 32 bytes, or None for an unbound client.  hmac_key: bytes or
-    text that seals the HELLO (default: the environment variable YETO_ISLAND_HMAC_KEY, if set).  tls: an
-    ssl.SSLContext.  accept_rewound_catch_up: take the first broadcast of a fragment after a redial even when
-    its version went back.  receive_budget: reading of bulk pauses while broadcasts of so many bytes wait to
-    be drained.
+    share one contract.  syncer_profile_hash: 32 bytes, or None for an unbound client.  hmac_key: bytes
+    or text that seals the HELLO, or the `pathlib.Path` of its file (default: the environment variable
+    YETO_ISLAND_HMAC_KEY, if set).  tls: an ssl.SSLContext.  accept_rewound_catch_up: take the first broadcast
+    of a fragment after a redial even when its version went back.  receive_budget: reading of bulk pauses
+    while broadcasts of so many bytes wait to be drained.
 
-    Raises ValueError for an argument that cannot be used.  Events: `finalizing` once a final manifest is
-    held, `finalized` once it was acknowledged, `shutdown` once the syncer said so.
+    Raises ValueError for an argument that cannot be used, OSError for a key file that cannot be read.
+    Events: `finalizing` once a final manifest is held, `finalized` once it was acknowledged, `shutdown` once
+    the syncer said so.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class SyncerClient:
         finalization_timeout: float = 900.0,
         session_contract_hash: bytes | None = None,
         syncer_profile_hash: bytes | None = None,
-        hmac_key: bytes | str | None = None,
+        hmac_key: bytes | str | os.PathLike[str] | None = None,
         *,
         tls: ssl.SSLContext | None = None,
         accept_rewound_catch_up: bool = False,
@@ -102,7 +104,7 @@ class SyncerClient:
             connect_timeout=connect_timeout,
             max_reconnects=max_reconnects,
             receive_budget=receive_budget,
-            hmac_key=environment_key() if hmac_key is None else _key(hmac_key),
+            hmac_key=environment_key() if hmac_key is None else parse_key(hmac_key),
             tls=tls,
             received=self._received,
         )
@@ -397,6 +399,14 @@ class SyncerClient:
             self._link.drop_updates()
             self._changed.notify_all()
 
+    def keep_updates(self) -> None:
+        """Take `discard_updates` back, unless a final manifest is held.
+
+        If broadcasts were dropped meanwhile, the connection is dialled anew, and its catch-up brings the
+        newest.
+        """
+        self._terminal.keep_updates()
+
     @property
     def has_updates(self) -> bool:
         """Whether a broadcast waits to be drained."""
@@ -444,8 +454,3 @@ class SyncerClient:
     def wait_for_budget_restart(self, epoch: int, timeout: float | None = None) -> None:
         """Budget mode: wait until a connection with a larger epoch is up.  Raises TimeoutError."""
         self._terminal.wait_for_budget_restart(epoch, timeout)
-
-
-def _key(key: bytes | str) -> bytes | None:
-    raw = key.encode() if isinstance(key, str) else bytes(key)
-    return raw or None

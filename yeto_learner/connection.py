@@ -18,15 +18,13 @@ from typing import Final
 
 from yeto_proto import hello_mac
 from yeto_proto._generated import messages as wire
-from yeto_proto._generated.constants import HEADER_BYTES
 from yeto_proto._generated.errors import BadText, SessionRejected, WrongState, YetoError
 from yeto_proto._generated.messages import Buffer, Message
-from yeto_proto._generated.types import FrameType, Role
-from yeto_proto.codec import header
+from yeto_proto._generated.types import Role
 from yeto_proto.reader import FrameReader
 from yeto_proto.writer import frame
 
-from .channel import Address, Channel, dial
+from .channel import Address, Channel, address_text, dial
 from .core.link import Link
 from .core.redial import FIRST_DIAL_TIMEOUT, FIRST_DIAL_WAIT, REDIAL_TIMEOUT, redial_waits
 from .errors import ProtocolError, SessionRejectedError
@@ -76,6 +74,8 @@ class Connection:
         self._hmac_key, self._tls = hmac_key, tls
         self._received = received
         self._lost: Group | None = None  # a group whose threads have to be stopped
+        self._greeted: list[Channel] = []  # sockets of the group that is being made
+        self._renewals = 0  # redials that were asked for here, which no limit counts
         self._supervisor: threading.Thread | None = None
         self._hasher = BlockHasher()
         self._memory = ReceptionMemory()
@@ -97,6 +97,8 @@ class Connection:
         """Give everything back: sockets, threads, queues.  Final; may be called twice."""
         with self.changed:
             self.closed.set()
+            for channel in self._greeted:
+                channel.shutdown()  # a peer that does not read may hold up the greeting
             self.changed.notify_all()
         supervisor = self._supervisor
         if supervisor is not None and supervisor.ident is not None:
@@ -114,6 +116,16 @@ class Connection:
     def drop(self, group: Group, cause: OSError) -> None:
         """Give up this group, as if its network had failed; the supervisor dials a new one."""
         self._ended(group, cause)
+
+    def renew(self, group: Group, why: str) -> None:
+        """Replace this group by a new one, for the catch-up that comes with it.  `max_reconnects` does not
+        count that.
+        """
+        with self.changed:
+            if self.group is not group:
+                return
+            self._renewals += 1
+        self._ended(group, OSError(why))
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -136,13 +148,20 @@ class Connection:
         try:
             for index in range(1 + hello.num_streams):
                 channel = dial_one()
-                channels.append(channel)
+                with self.changed:
+                    channels.append(channel)
+                    if self.closed.is_set():
+                        raise ConnectionAbortedError("the client was closed while it was connecting")
+                    self._greeted = channels
                 channel.send_all(self._hello_frame(hello, index))
         except BaseException:
+            with self.changed:
+                self._greeted = []
             for channel in channels:
                 channel.close()
             raise
         with self.changed:
+            self._greeted = []
             epoch = self.link.connect(generation)
             allocate = self._memory.take
             reassembler = SharedReassembler(self.link.session, self._hasher, allocate)
@@ -172,10 +191,7 @@ class Connection:
     def _hello_frame(self, hello: wire.Hello, index: int) -> list[Buffer]:
         if index > 0:
             return frame(wire.DataHello(hello.learner_id, hello.connection_generation, index - 1))
-        if self._hmac_key is None:
-            return frame(hello)
-        sealed = hello_mac.seal(b"".join(frame(hello))[HEADER_BYTES:], self._hmac_key)
-        return [header(FrameType.HELLO, len(sealed)), sealed]
+        return hello_mac.hello_frame(hello, self._hmac_key)
 
     def _dial(self, timeout: float) -> Channel:
         return dial(self.address, timeout, self._tls, self.closed.is_set)
@@ -195,7 +211,7 @@ class Connection:
                     told = True
                     log.warning(
                         "no syncer at %s yet (%s); trying for %.0f s more",
-                        _name(self.address),
+                        address_text(self.address),
                         error,
                         max(left, 0.0),
                     )
@@ -203,7 +219,7 @@ class Connection:
                     raise ConnectionAbortedError("the client was closed while it was connecting") from error
                 if left <= 0:
                     raise ConnectionError(
-                        f"no syncer at {_name(self.address)} within {self._connect_timeout:g} s: "
+                        f"no syncer at {address_text(self.address)} within {self._connect_timeout:g} s: "
                         f"{error}; is yeto-syncer running, and is this its host and port?"
                     ) from error
 
@@ -259,7 +275,7 @@ class Connection:
         group.close_sending()
 
     def _tell_lost(self, cause: BaseException) -> None:
-        address = _name(self.address)
+        address = address_text(self.address)
         if isinstance(cause, ClosedByPeerError):
             what = f"the syncer at {address} closed the connection"
         else:
@@ -267,7 +283,7 @@ class Connection:
         if self._max_reconnects is None:
             patience = "until it is back"
         else:
-            patience = f"at most {self._max_reconnects - self.reconnects} times more"
+            patience = f"at most {self._max_reconnects - self._counted} times more"
         log.warning("%s; it is dialled again %s", what, patience)
 
     # -- the supervisor
@@ -287,6 +303,10 @@ class Connection:
                 self._lost, self.group = self.group, None
             self.changed.notify_all()
         self._stop_lost()
+
+    @property
+    def _counted(self) -> int:
+        return self.reconnects - self._renewals
 
     def _over(self) -> bool:
         return self.closed.is_set() or self.failure is not None or self.link.shutdown
@@ -308,10 +328,10 @@ class Connection:
         """Try until connected; False when the client is over."""
         begun, told = time.monotonic(), False
         for wait in redial_waits():
-            if self._max_reconnects is not None and self.reconnects >= self._max_reconnects:
+            if self._max_reconnects is not None and self._counted >= self._max_reconnects:
                 with self.changed:
                     self.failure = ConnectionError(
-                        f"the syncer at {_name(self.address)} is lost and all {self._max_reconnects} "
+                        f"the syncer at {address_text(self.address)} is lost and all {self._max_reconnects} "
                         f"reconnects are used"
                     )
                     self.changed.notify_all()
@@ -330,14 +350,9 @@ class Connection:
                 # One line an outage: it may last for days.
                 level = logging.DEBUG if told else logging.INFO
                 told = True
-                log.log(level, "no syncer at %s yet (%s); trying on", _name(self.address), error)
+                log.log(level, "no syncer at %s yet (%s); trying on", address_text(self.address), error)
             else:
                 seconds = time.monotonic() - begun
-                log.info("connected again to %s after %.0f s", _name(self.address), seconds)
+                log.info("connected again to %s after %.0f s", address_text(self.address), seconds)
                 return True
         return False
-
-
-def _name(address: Address) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from yeto_proto import hello_mac
-from yeto_proto._generated.constants import HEADER_BYTES, PROTOCOL_VERSION
+from yeto_proto._generated.constants import PROTOCOL_VERSION
 from yeto_proto._generated.errors import (
     AuthenticationFailed,
     LearnerOutOfRange,
@@ -24,15 +24,13 @@ from yeto_proto._generated.errors import (
     ProfileMissing,
     VersionMismatch,
 )
-from yeto_proto._generated.messages import Buffer, Error, Hello
-from yeto_proto._generated.types import Dtype, FrameType, MergeMode, Role
-from yeto_proto.codec import header
+from yeto_proto._generated.messages import Error, Hello
+from yeto_proto._generated.types import Dtype, MergeMode, Role
 from yeto_proto.errors_base import YetoError
 from yeto_proto.layout import Fragment, Layout, Tensor
 from yeto_proto.probe import NOBODY
 from yeto_proto.reader import FrameReader
 from yeto_proto.session import Session
-from yeto_proto.writer import frame
 
 CONNECT_S = 5.0
 ANSWER_S = 5.0
@@ -93,6 +91,9 @@ def examine(patient: Patient) -> Iterator[Finding]:
     except OSError as error:
         yield Finding("DNS", Verdict.BAD, f"{patient.host} cannot be resolved: {error.strerror}")
         return
+    except UnicodeError:
+        yield Finding("DNS", Verdict.BAD, f"{patient.host} cannot be the name of a host; is it spelt right?")
+        return
     found = sorted({str(entry[4][0]) for entry in addresses})
     yield Finding("DNS", Verdict.GOOD, f"{patient.host} is {', '.join(found)}")
     try:
@@ -105,7 +106,7 @@ def examine(patient: Patient) -> Iterator[Finding]:
         return
     yield Finding("TCP", Verdict.GOOD, f"port {patient.port} accepts after {took * 1e3:.1f} ms")
     if patient.tls is not None:
-        finding = _look_at_tls(patient, patient.tls)
+        finding = _look_at_tls(patient)
         yield finding
         if finding.verdict is Verdict.BAD:
             return
@@ -119,7 +120,7 @@ def examine(patient: Patient) -> Iterator[Finding]:
     yield from _second_probe(patient, patient.layout)
 
 
-def _look_at_tls(patient: Patient, context: ssl.SSLContext) -> Finding:
+def _look_at_tls(patient: Patient) -> Finding:
     """The handshake alone. What the syncer thinks of this side's certificate shows later, with TLS 1.3."""
     try:
         with _connect(patient) as connection:
@@ -229,14 +230,10 @@ def _knock(patient: Patient, hello: Hello, patience: float) -> None:
     """Sends a HELLO and waits for a refusal. Returns when none came; raises _RefusedError, OSError or
     WireError.
     """
-    buffers: list[Buffer] = frame(hello)
-    if patient.key is not None:
-        sealed = hello_mac.seal(b"".join(buffers)[HEADER_BYTES:], patient.key)
-        buffers = [header(FrameType.HELLO, len(sealed)), sealed]
     reader = FrameReader(Role.LEARNER, Session.from_hello(hello))
     deadline = time.monotonic() + patience
     with _connect(patient) as connection:
-        connection.sendall(b"".join(buffers))
+        connection.sendall(b"".join(hello_mac.hello_frame(hello, patient.key)))
         while (left := deadline - time.monotonic()) > 0:
             connection.settimeout(left)
             try:

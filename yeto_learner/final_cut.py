@@ -9,16 +9,30 @@ from typing import Final
 
 from .client import SyncerClient
 from .core.boundary import Boundary
+from .core.records import FinalFragment, FinalManifest
 from .fragments import FragmentValues
 from .progress import byte_progress
 
-__all__ = ["FinalCut"]
+__all__ = ["FinalCut", "wait_for_cut"]
 
 log = logging.getLogger(__name__)
 
 SHUTDOWN_GRACE: Final = (
     30.0  # seconds that a syncer which left after the acknowledgement may need to come back
 )
+
+
+def wait_for_cut(client: SyncerClient, timeout: float | None) -> tuple[FinalManifest, list[FinalFragment]]:
+    """As `SyncerClient.wait_for_final_fragments`, with no broadcast kept meanwhile.
+
+    When that fails, what follows may be training again: broadcasts count as before.
+    """
+    client.discard_updates()
+    try:
+        return client.wait_for_final_fragments(timeout)
+    except BaseException:
+        client.keep_updates()
+        raise
 
 
 class FinalCut:
@@ -43,11 +57,10 @@ class FinalCut:
         """
         client = self._client
         deadline = time.monotonic() + timeout
-        client.discard_updates()
         total = 4 * sum(self._values.numel(number) for number in range(self._values.num_fragments))  # f32
         before = client.bytes_received
         with byte_progress(self._show_progress, "final cut", total, lambda: client.bytes_received - before):
-            manifest, finals = client.wait_for_final_fragments(timeout)
+            manifest, finals = wait_for_cut(client, timeout)
         self._values.parameters.check()
         self._values.overwrite(finals)
         self._boundary.finalized(manifest)

@@ -119,17 +119,28 @@ class FragmentValues:
         Raises NonFiniteParameterError for a value that is not finite, or that overflows in bf16.
         """
         for name, start, _, count in blocks(self._spans[fragment_id]):
-            part = dtypes.encode(self._wire_dtype, self.parameters.read(name, start, start + count))
-            try:
-                dtypes.check_finite(self._wire_dtype, part)
-            except NonFinite as error:
-                raise NonFiniteParameterError(
-                    name, f"a value sent as {self._wire_dtype.name.lower()}"
-                ) from error
+            part = self._initial(name, self.parameters.read(name, start, start + count))
             # The queue may still hold the part when the parameters change again, so views of them must not
             # leave.
             yield bytes(part) if self._wire_dtype is Dtype.F32 else part
         self.parameters.flush()
+
+    def read_initial(self, fragment_id: int, out: F32) -> None:
+        """out = the local values, to be sent as initial ones.  Raises as `init_parts`."""
+        for name, start, first, count in blocks(self._spans[fragment_id]):
+            values = self.parameters.read(name, start, start + count)
+            self._initial(name, values)
+            out[first : first + count] = values
+        self.parameters.flush()
+
+    def _initial(self, name: str, values: F32) -> Buffer:
+        part = dtypes.encode(self._wire_dtype, values)
+        try:
+            dtypes.check_finite(self._wire_dtype, part)
+        except NonFinite as error:
+            what = f"a value sent as {self._wire_dtype.name.lower()}"
+            raise NonFiniteParameterError(name, what) from error
+        return part
 
     def check_finite(self) -> None:
         """Raise NonFiniteParameterError if a value cannot be sent as the initial one."""
@@ -140,7 +151,10 @@ class FragmentValues:
         self.parameters.flush()
 
     def overwrite(self, finals: Sequence[FinalFragment]) -> None:
-        """Write the final cut, f32, over the local values, without blending.
+        """Write the final cut, f32, over the local values, without blending, and give up the anchors.
+
+        A resume record that had them would take the whole way from them to the final values for local
+        progress.
 
         Raises ProtocolError, before anything is written, when it holds a value that is not finite.
         """
@@ -149,6 +163,7 @@ class FragmentValues:
         for final in finals:
             overwrite(self._spans[final.fragment_id], self.parameters, final.data)
         self.parameters.flush()
+        self._anchors.clear()
 
     # -- anchors of a resume record
 

@@ -34,8 +34,8 @@ class Group:
 
     `handle(group, message)` is called on a receiving thread for each message.  `ended(group, cause)` is
     called on the thread that ended: a YetoError means that the protocol was broken, an OSError that a socket
-    was, anything else is a fault of this program.  `gate(group)` is called before each read of a bulk socket
-    and may wait.
+    was, anything else is a fault of this program.  `gate(group)` is called before each read of values and may
+    wait.  On the control socket of a group with data sockets that is the rest of a frame which carries some.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Group:
         gated = index > 0 or len(self._channels) == 1
         while True:
             buffer = reader.get_buffer()  # raises what an earlier call held back
-            if gated:
+            if gated or reader.in_bulk:
                 self._gate(self)
             count = channel.recv_into(buffer)
             if count == 0:

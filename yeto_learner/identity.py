@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import IO, Final
 
-from .channel import Address
+from .channel import Address, address_text
 from .errors import LearnerIdInUseError
 
 __all__ = ["IdentityLock"]
@@ -45,11 +45,10 @@ class IdentityLock:
             if holder is None:
                 return
             if time.monotonic() >= deadline:
-                host, port = self._address
                 raise LearnerIdInUseError(
-                    f"learner {self._learner_id} of the run at {host}:{port} runs already on this machine, "
-                    f"in process {holder}; give each process a learner_id of its own (0 to M-1), or end that "
-                    f"one first"
+                    f"learner {self._learner_id} of the run at {address_text(self._address)} runs already on "
+                    f"this machine, in process {holder}; give each process a learner_id of its own (0 to "
+                    f"M-1), or end that one first"
                 )
             time.sleep(PAUSE)
 

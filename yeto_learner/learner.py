@@ -70,7 +70,7 @@ class Learner:
         dtype: "f32", "bf16" or "q4", of bulk on the wire; num_streams: data sockets, 0 to 256.
         session_contract: 32 bytes or a string, fresh for each experiment.
         syncer_profile: 32 bytes or hex that the syncer's configuration must have.
-        hmac_key, tls (an ssl.SSLContext): how this learner proves itself.
+        hmac_key: the shared key, as bytes, text, or the `pathlib.Path` of its file; tls: an ssl.SSLContext.
 
     Training:
         merge_alpha: share of the local value that a broadcast leaves, 0 to 1.
@@ -90,7 +90,7 @@ class Learner:
         finalization_timeout_s: bound of `finish`.
         show_progress: draw a bar on a terminal while the first or the final cut takes more than a second.
 
-    Raises ValueError for what cannot be used.
+    Raises ValueError for what cannot be used, OSError for a file that cannot be read.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Learner:
         merge_alpha: float = 0.5,
         session_contract: bytes | str | None = None,
         resume: ResumeRecord | str | os.PathLike[str] | None = None,
-        hmac_key: bytes | str | None = None,
+        hmac_key: bytes | str | os.PathLike[str] | None = None,
         tls: ssl.SSLContext | None = None,
         syncer_profile: bytes | str | None = None,
         pattern: Pattern = "binpack",
@@ -178,9 +178,15 @@ class Learner:
         self._resume = Resume(self._boundary, self._values, session.fingerprint)
         self._exporter = Exporter(self.client, self._buffers, self._resume.journal)
         self._second_init: SecondInit | None = None
-        if learner_id == 0 and accept_rewound_catch_up:  # without that it could not follow the syncer
+        if learner_id == 0:
             self._second_init = SecondInit(
-                self.client, self._boundary, self._values, self._buffers, self._exporter, init_probe_s
+                self.client,
+                self._boundary,
+                self._values,
+                self._buffers,
+                self._exporter,
+                init_probe_s,
+                rewinds=accept_rewound_catch_up,
             )
         self._heartbeat = HeartbeatThread(self.client, heartbeat_s, heartbeat_stall_s)
         self._modes: Counter[InstallMode] = Counter()
@@ -242,11 +248,12 @@ class Learner:
             self._resume.open()
             self.client.start()
             self._exporter.start()
-            self._heartbeat.start()
+            self._heartbeat.start(self.local_step)
             self._cut.run()
         except BaseException:
             self.close()
             raise
+        self._heartbeat.progressed(self.local_step)
         if self._resume.resumed:
             counts = ", ".join(f"{mode.value} {count}" for mode, count in self._modes.items())
             log.warning(
@@ -339,16 +346,21 @@ class Learner:
 
         With budget_steps it first reports the budget, waits for the syncer's restart and answers each
         fragment once more.  timeout: seconds for all of it, by default `finalization_timeout_s`.  Raises
-        TimeoutError; if the cut was not complete by then, the parameters are untouched.  Also raises what
-        `check_health` raises.
+        TimeoutError; if the cut was not complete by then, the parameters are untouched, and training may go
+        on.  Also raises what `check_health` raises.
         """
         if self._state is _State.FINISHED:
             return
         self._require_open()
         limit = self._finalization_timeout if timeout is None else timeout
-        if self._budget is not None and not self.client.finalizing.is_set():
-            self._consolidate(self._budget, limit)
-        FinalCut(self.client, self._boundary, self._values, show_progress=self._show_progress).run(limit)
+        self._heartbeat.waiting()
+        try:
+            if self._budget is not None and not self.client.finalizing.is_set():
+                self._consolidate(self._budget, limit)
+            FinalCut(self.client, self._boundary, self._values, show_progress=self._show_progress).run(limit)
+        except BaseException:
+            self._heartbeat.progressed(self.local_step)  # who goes on training can stall again
+            raise
         self._state = _State.FINISHED
 
     def _consolidate(self, budget: int, timeout: float) -> None:

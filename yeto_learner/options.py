@@ -24,7 +24,7 @@ class LearnerOptions(TypedDict, total=False):
     merge_alpha: float
     session_contract: bytes | str | None
     resume: ResumeRecord | str | os.PathLike[str] | None
-    hmac_key: bytes | str | None
+    hmac_key: bytes | str | os.PathLike[str] | None
     tls: ssl.SSLContext | None
     syncer_profile: bytes | str | None
     pattern: Pattern

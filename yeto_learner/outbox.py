@@ -19,6 +19,7 @@ from yeto_proto.writer import size
 __all__ = ["Outbox", "Ticket"]
 
 MAX_FRAMES: Final = 256
+MAX_FIRST: Final = 64  # frames that were offered
 MAX_BYTES: Final = 16 * 1024 * 1024  # not of the wire; a frame above it still fits an empty queue
 
 
@@ -56,17 +57,20 @@ class Ticket:
 
 
 class Item(NamedTuple):
+    """One frame that waits: its buffers, their bytes, and the message that it is a part of, if one asks."""
+
     buffers: list[Buffer]
     size: int
     ticket: Ticket | None
 
 
 class Outbox:
-    """Frames that wait to be written to one socket, in order."""
+    """Frames that wait to be written to one socket, in order; small ones that were offered go first."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._items: deque[Item] = deque()
+        self._first: deque[list[Buffer]] = deque()
         self._bytes = 0
         self._writing = False
         self._closed = False
@@ -95,11 +99,16 @@ class Outbox:
             return True
 
     def offer(self, buffers: list[Buffer]) -> bool:
-        """Queue one small frame if there is room for it now; False if not."""
+        """Queue one small frame before all others, and never wait; False when too many of them wait already.
+
+        Behind bulk on the same socket a heartbeat would come too late for a lease.
+        """
         with self._changed:
-            if self._closed or not self._has_room(size(buffers)):
+            if self._closed or len(self._first) >= MAX_FIRST:
                 return False
-            return self.put(buffers)
+            self._first.append(buffers)
+            self._changed.notify_all()
+            return True
 
     def _has_room(self, more: int) -> bool:
         return not self._items or (self._bytes + more <= MAX_BYTES and len(self._items) < MAX_FRAMES)
@@ -111,25 +120,32 @@ class Outbox:
         """
         while True:
             with self._changed:
-                while not self._items:
+                while not self._items and not self._first:
                     if self._closed:
                         return
                     self._changed.wait()
+                small = self._first.popleft() if self._first else None
                 # The item stays in the queue while it is written, so that its bytes count against the bound.
-                item = self._items[0]
-                self._writing = True
-            written = False
-            try:
-                write(list(item.buffers))
-                written = True
-            finally:
-                with self._changed:
-                    self._writing = False
-                    self._items.popleft()
-                    self._bytes -= item.size
-                    self._changed.notify_all()
-                if item.ticket is not None:
-                    (item.ticket.written if written else item.ticket.lost)()
+                item = None if small is not None else self._items[0]
+                self._writing = item is not None
+            if small is not None:
+                write(list(small))
+            if item is not None:
+                self._write(item, write)
+
+    def _write(self, item: Item, write: Callable[[list[Buffer]], None]) -> None:
+        written = False
+        try:
+            write(list(item.buffers))
+            written = True
+        finally:
+            with self._changed:
+                self._writing = False
+                self._items.popleft()
+                self._bytes -= item.size
+                self._changed.notify_all()
+            if item.ticket is not None:
+                (item.ticket.written if written else item.ticket.lost)()
 
     def close(self) -> None:
         """Refuse further frames and drop those that wait; every `put` that waits returns False.
@@ -138,6 +154,7 @@ class Outbox:
         """
         with self._changed:
             self._closed = True
+            self._first.clear()
             # The fate of a frame that is being written is known by its writer alone.
             keep = 1 if self._writing else 0
             dropped = list(self._items)[keep:]

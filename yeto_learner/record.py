@@ -8,18 +8,20 @@ What is pushed after it was saved stands in the journal beside it (`yeto_learner
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from yeto_proto._generated.types import Dtype
+from yeto_proto.files.paths import replace_file
 
 from .core.boundary import RecordedFragment
 from .journal import pushed_since
@@ -74,8 +76,6 @@ class ResumeRecord:
 
 def write_record(path: str | os.PathLike[str], record: ResumeRecord) -> None:
     """Write a record so that the file is either the old or the new one as a whole.  Raises OSError."""
-    target = Path(path)
-    temporary = target.with_name(target.name + ".tmp")
     meta = {
         "record_version": RECORD_VERSION,
         "steps": record.steps,
@@ -87,16 +87,16 @@ def write_record(path: str | os.PathLike[str], record: ResumeRecord) -> None:
         "anchor_dtypes": {number: anchor.dtype.name for number, anchor in record.anchors.items()},
     }
     arrays = {f"anchor_{number}": anchor.data for number, anchor in record.anchors.items()}
-    with temporary.open("wb") as file:
-        np.savez(file, allow_pickle=False, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8), **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(target)
-    directory = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    encoded = np.frombuffer(json.dumps(meta).encode(), np.uint8)
+
+    def write(stream: BinaryIO) -> None:
+        # A raw stream may take less than it is given, and zipfile does not look.
+        buffered = io.BufferedWriter(cast(io.RawIOBase, stream))
+        np.savez(buffered, allow_pickle=False, meta=encoded, **arrays)
+        buffered.flush()
+        buffered.detach()
+
+    replace_file(path, write)
 
 
 def read_record(path: str | os.PathLike[str]) -> ResumeRecord:

@@ -11,6 +11,7 @@ The syncer must know the id: `yeto-syncer --observers 7`.
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Mapping
 from types import TracebackType
@@ -24,6 +25,7 @@ from yeto_proto.layout import Layout, Pattern
 from .arguments import make_layout, parse_contract, parse_hash
 from .channel import Address
 from .client import SyncerClient
+from .final_cut import wait_for_cut
 from .fragments import FragmentValues
 from .logs import show_log_lines
 from .parameters import Parameters, as_parameters
@@ -49,7 +51,7 @@ class Subscriber:
         num_streams: int = 4,
         session_contract: bytes | str | None = None,
         syncer_profile: bytes | str | None = None,
-        hmac_key: bytes | str | None = None,
+        hmac_key: bytes | str | os.PathLike[str] | None = None,
         tls: ssl.SSLContext | None = None,
         pattern: Pattern = "binpack",
         matrix_merge: Literal["rda", "iso"] = "rda",
@@ -127,8 +129,7 @@ class Subscriber:
         An observer acknowledges nothing.  Raises TimeoutError, with the parameters untouched, and what
         `SyncerClient.check_health` raises.
         """
-        self.client.discard_updates()
-        manifest, finals = self.client.wait_for_final_fragments(timeout)
+        manifest, finals = wait_for_cut(self.client, timeout)
         self._parameters.check()
         self._values.overwrite(finals)
         self.versions = list(manifest.versions)

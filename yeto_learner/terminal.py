@@ -54,6 +54,13 @@ class Terminal:
             )
             raise TimeoutError(f"the final cut is incomplete after {timeout:g} s: {missing}")
 
+    def keep_updates(self) -> None:
+        """See `SyncerClient.keep_updates`."""
+        with self._connection.changed:
+            lost, group = self._link.keep_updates(), self._connection.group
+        if lost and group is not None:
+            self._connection.renew(group, "broadcasts were dropped while the final cut was waited for")
+
     def acknowledge(self, manifest: FinalManifest, timeout: float | None) -> None:
         """See `SyncerClient.acknowledge_finalization`."""
         timeout = self._limit(timeout)

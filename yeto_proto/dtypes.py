@@ -28,6 +28,9 @@ Buffer = Any  # anything with the buffer protocol; collections.abc.Buffer needs 
 
 # Values that one pass handles.  Smaller blocks pay more for the interpreter than they gain from the cache.
 _BLOCK = 1 << 16
+_WIDE = (
+    1 << 18
+)  # where a pass is one or two calls, so that threads side by side seldom wait for the interpreter
 _FEW = 4  # ties of one block that are fixed one by one
 
 # numpy converts a Python number anew in each call; an array without dimensions costs less than half.
@@ -180,8 +183,8 @@ def _keep_nans(values: F32Array, target: npt.NDArray[np.uint16]) -> None:
 
 def _decode_bf16(raw: npt.NDArray[np.uint16], out: F32Array) -> None:
     bits = out.view(U32)
-    for start in range(0, out.size, _BLOCK):
-        stop = min(start + _BLOCK, out.size)
+    for start in range(0, out.size, _WIDE):
+        stop = min(start + _WIDE, out.size)
         block = bits[start:stop]
         block[...] = raw[start:stop]
         np.left_shift(block, _SHIFT16, block)
@@ -191,9 +194,9 @@ def _decode_bf16(raw: npt.NDArray[np.uint16], out: F32Array) -> None:
 
 
 def _check_f32(values: F32Array) -> None:
-    flags_ = np.empty(min(values.size, _BLOCK), np.bool_)
-    for start in range(0, values.size, _BLOCK):
-        block = values[start : start + _BLOCK]
+    flags_ = np.empty(min(values.size, _WIDE), np.bool_)
+    for start in range(0, values.size, _WIDE):
+        block = values[start : start + _WIDE]
         flags = flags_[: block.size]
         np.isfinite(block, flags)
         if np.count_nonzero(flags) != block.size:
@@ -202,9 +205,9 @@ def _check_f32(values: F32Array) -> None:
 
 
 def _check_bf16(raw: npt.NDArray[np.uint16]) -> None:
-    exponents_ = np.empty(min(raw.size, _BLOCK), U16)
-    for start in range(0, raw.size, _BLOCK):
-        block = raw[start : start + _BLOCK]
+    exponents_ = np.empty(min(raw.size, _WIDE), U16)
+    for start in range(0, raw.size, _WIDE):
+        block = raw[start : start + _WIDE]
         exponents = exponents_[: block.size]
         np.bitwise_and(block, _EXPONENT16, exponents)
         if np.maximum.reduce(exponents) == _EXPONENT16:

@@ -9,14 +9,25 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-from ._generated.constants import MAC_BYTES, MAC_DOMAIN
+from ._generated.constants import HEADER_BYTES, MAC_BYTES, MAC_DOMAIN
 from ._generated.errors import AuthenticationFailed, BadArgument
-from ._generated.messages import Buffer
+from ._generated.messages import Buffer, Hello
+from ._generated.types import FrameType
+from .codec import header
+from .writer import frame
 
 
 def seal(body: Buffer, key: bytes) -> bytes:
     """What to send as the payload of a HELLO: `body` and its MAC.  Raises BadArgument for an empty key."""
     return bytes(body) + _mac(body, key)
+
+
+def hello_frame(hello: Hello, key: bytes | None) -> list[Buffer]:
+    """The frame of a HELLO in buffers, sealed with a key if there is one."""
+    if key is None:
+        return frame(hello)
+    sealed = seal(b"".join(frame(hello))[HEADER_BYTES:], key)
+    return [header(FrameType.HELLO, len(sealed)), sealed]
 
 
 def open(payload: Buffer, key: bytes) -> memoryview:

@@ -121,6 +121,11 @@ class FrameReader:
         return self._advance()
 
     @property
+    def in_bulk(self) -> bool:
+        """Whether the next bytes belong to a CHUNK or a bare BCAST_FRAGMENT whose header is already here."""
+        return self._frame_type in (FrameType.CHUNK, FrameType.BCAST_FRAGMENT)
+
+    @property
     def hello_payload(self) -> memoryview | None:
         """The payload of a deferred HELLO, until the reader is opened."""
         return self._hello_payload

@@ -7,6 +7,7 @@ tells: rounds in flight, step rates, checkpoints, memory.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -20,8 +21,12 @@ RECENT_EVENTS = 60
 RECENT_RATES = 9
 """Answers of a learner whose step rates are compared; the median of them is shown."""
 
-CURVE_POINTS = 1500
-"""Rounds kept for the curves. Beyond twice as many, every second one is dropped."""
+CURVE_POINTS = 400
+"""Rounds kept for the curves, which are about 500 pixels wide. Beyond twice as many, every second one is
+dropped."""
+
+CURVE_LEARNERS = 8
+"""Learners whose staleness is drawn: those with the lowest ids, one for each colour of the page."""
 
 QUIET = frozenset({COMMIT, "late_join", "rebound", "rejected"})
 """Kinds that are shown as rounds and numbers: as events they would push all others out."""
@@ -188,8 +193,11 @@ class Board:
                 "at": bar["at"],
                 "ms": bar["ms"],
                 "gnorm": record.get("gnorm"),
-                "staleness": {learner: answer["staleness"] for learner, answer in answers.items()},
-                "missed": bar["missed"],
+                "staleness": {
+                    learner: answers[learner]["staleness"]
+                    for learner in sorted(self.learners)[:CURVE_LEARNERS]
+                    if learner in answers
+                },
             }
         )
         if len(self.curves) >= 2 * CURVE_POINTS:
@@ -248,15 +256,17 @@ MISSED_IN_A_ROW = 5
 MANY_JOINS = 5
 
 
-def warnings(board: Board) -> list[str]:
-    """What somebody should look at, in words."""
+def warnings(board: Board, observers: Collection[int] = ()) -> list[str]:
+    """What somebody should look at, in words. `observers` come and go as they like."""
     found = []
     if board.ended and board.ended["code"] != 0:
         found.append(f"The run ended with exit code {board.ended['code']}: {board.ended['message']}")
     for number, row in sorted(board.learners.items()):
+        if number in observers:
+            continue
         if row.state == "away" and not board.ended:
             why = f" ({row.reason})" if row.reason else ""
-            found.append(f"Learner {number} is away{why}; its rounds go on without it.")
+            found.append(f"Learner {number} is away{why}; the rounds go on without it.")
         elif row.missed_in_a_row >= MISSED_IN_A_ROW:
             found.append(
                 f"Learner {number} has missed its last {row.missed_in_a_row} rounds: it is slower than the "

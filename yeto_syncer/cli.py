@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from yeto_proto.console.output import fail, put
 from yeto_proto.console.parser import Parser
 from yeto_syncer.core.config import Config, Problem
 from yeto_syncer.shell.resolve import BadValueError, Resolved, resolve, unknown_variables
-from yeto_syncer.shell.settings import SETTINGS, SWITCH, Kind, Setting
+from yeto_syncer.shell.settings import SETTINGS, SWITCH, Setting
 
 EXAMPLES = """\
 examples:
@@ -68,7 +68,7 @@ def build_parser() -> Parser:
     )
     groups = {name: parser.add_argument_group(title) for name, title in SECTION_TITLES.items()}
     for setting in SETTINGS:
-        _add(groups[setting.section], setting)
+        add_setting(groups[setting.section], setting)
     output = groups["output"]
     output.add_argument("--config", metavar="FILE", help="Read settings from this TOML file.")
     output.add_argument(
@@ -83,30 +83,25 @@ def build_parser() -> Parser:
     return parser
 
 
-def _add(group: argparse._ArgumentGroup, setting: Setting) -> None:
-    text = setting.described().replace("%", "%%")
+def add_setting(group: argparse._ArgumentGroup, setting: Setting, **options: Any) -> None:
+    """The flag of a setting. `options` are further ones of `add_argument`, such as `default`."""
+    options |= {"dest": setting.name, "help": setting.described().replace("%", "%%")}
     if setting.kind is SWITCH:
-        group.add_argument(setting.flag, dest=setting.name, action=argparse.BooleanOptionalAction, help=text)
-        return
-    group.add_argument(
-        setting.flag,
-        dest=setting.name,
-        type=typed(setting.kind),
-        metavar=setting.kind.name,
-        help=text,
-    )
+        group.add_argument(setting.flag, action=argparse.BooleanOptionalAction, **options)
+    else:
+        group.add_argument(setting.flag, type=typed(setting.kind.parse), metavar=setting.kind.name, **options)
 
 
-def typed(kind: Kind) -> Any:
-    """What argparse needs to read a value of this kind."""
+def typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """What argparse needs to read a value with `parse`, whose ValueError tells what is wrong."""
 
-    def parse(text: str) -> Any:
+    def apply(text: str) -> Any:
         try:
-            return kind.parse(text)
+            return parse(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
-    return parse
+    return apply
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:

@@ -84,7 +84,7 @@ def _forward(options: argparse.Namespace) -> int:
     try:
         with place as sink:
             for step in forward(records, sink, follow=options.follow):
-                if step < 0:
+                if step is None:
                     time.sleep(POLL_S)
                 else:
                     count += 1

@@ -58,17 +58,22 @@ def faults(record: Record, *, stamped: bool = True) -> list[str]:
     return found + _object_faults(kind, record, fields)
 
 
-def _object_faults(name: str, value: Record, fields: Mapping[str, Any]) -> list[str]:
-    found = [f"{name}.{key}: is not in the specification" for key in value if key not in fields]
+def _object_faults(
+    name: str, value: Record, fields: Mapping[str, Any], *, unknown_allowed: bool = False
+) -> list[str]:
+    """`unknown_allowed`: here and further inside, objects may have keys that the specification lacks."""
+    found = []
+    if not unknown_allowed:
+        found += [f"{name}.{key}: is not in the specification" for key in value if key not in fields]
     for key, field in fields.items():
         if key in value:
-            found += _value_faults(f"{name}.{key}", value[key], field.type)
+            found += _value_faults(f"{name}.{key}", value[key], field.type, unknown_allowed=unknown_allowed)
         elif not field.optional:
             found.append(f"{name}.{key}: is missing")
     return found
 
 
-def _value_faults(name: str, value: object, kind: str) -> list[str]:
+def _value_faults(name: str, value: object, kind: str, *, unknown_allowed: bool = False) -> list[str]:
     if kind.startswith("list of "):
         if not isinstance(value, list):
             return [f"{name}: {_shown(value)} is no list"]
@@ -76,12 +81,12 @@ def _value_faults(name: str, value: object, kind: str) -> list[str]:
         return [
             fault
             for index, each in enumerate(value)
-            for fault in _value_faults(f"{name}[{index}]", each, inner)
+            for fault in _value_faults(f"{name}[{index}]", each, inner, unknown_allowed=unknown_allowed)
         ]
     if kind in TAPE:
         if not isinstance(value, dict):
             return [f"{name}: {_shown(value)} is no object"]
-        return _object_faults(name, value, TAPE[kind])
+        return _object_faults(name, value, TAPE[kind], unknown_allowed=unknown_allowed)
     if value is None and kind.endswith(" or null"):
         return []
     plain = kind.removesuffix(" or null")
@@ -144,9 +149,9 @@ class Reader:
                 raise self._refusal(f"is no {kind} record: it has no `{key}`")
         for key, field in (*TAPE[kind].items(), *TAPE["stamp"].items()):
             if key in record:
-                wrong = _needed_faults(f"`{key}`", record[key], field.type)
-                if wrong is not None:
-                    raise self._refusal(wrong)
+                wrong = _value_faults(f"`{key}`", record[key], field.type, unknown_allowed=True)
+                if wrong:
+                    raise self._refusal(f"is wrong: {wrong[0]}")
         for key in ("fragment", "fragments"):
             if not 0 <= record.get(key, 0) <= _FRAGMENTS:
                 raise self._refusal(f"is wrong: `{key}`: {record[key]} is no number of a fragment")
@@ -156,14 +161,6 @@ class Reader:
             f"not an event tape: line {self.lines} {what}; {self.name}; give the file of "
             "yeto-syncer --event-tape"
         )
-
-
-def _needed_faults(name: str, value: object, kind: str) -> str | None:
-    """As `_value_faults`, but objects may have more keys than the specification knows."""
-    wrong = [
-        fault for fault in _value_faults(name, value, kind) if not fault.endswith("not in the specification")
-    ]
-    return f"is wrong: {wrong[0]}" if wrong else None
 
 
 def read(path: Path, reader: Reader | None = None) -> Iterator[Record]:

@@ -47,15 +47,15 @@ def scalars(record: Record) -> dict[str, float]:
     return found
 
 
-def forward(records: Iterator[Record | None], sink: Sink, *, follow: bool) -> Iterator[int]:
-    """Put the curves of every record; yields the step of each commit that went out, and -1 while it waits.
+def forward(records: Iterator[Record | None], sink: Sink, *, follow: bool) -> Iterator[int | None]:
+    """Put the curves of every record; yields the step of each commit that went out, and None while it waits.
     With `follow` it ends with the run, else with the tape."""
     ended = False
     for record in records:
         if record is None:
             if not follow or ended:
                 return
-            yield -1
+            yield None
             continue
         ended = kind_of(record) == "run_ended"
         values = scalars(record)

@@ -53,11 +53,13 @@ def long_noise(seed: int, numel: int) -> F32:
 def job(mode: MergeMode, dtype: Dtype, correction: bool, numel: int) -> MergeJob:
     """Of the four gradients two oppose the momentum a little and two agree a little: all are corrected."""
     momentum = long_noise(99, numel)
+    memory = BufferPool()
     answers = []
     for learner in range(LEARNERS):
         delta = long_noise(learner, numel)
         delta += momentum * np.float32((-1) ** learner * 0.05)
-        wire = memoryview(bytes(dtypes.encode(dtype, delta)))
+        wire = memory.take(push_bytes(dtype, numel))  # a large push is received into memory of the pool
+        dtypes.encode(dtype, delta, wire)
         answers.append(Answer(Link(learner, 1), 1000.0 + learner, dtype, wire))
     layout = MergeTensors(mode, np.full(TENSORS, numel // TENSORS, np.uint64), None)
     params = long_noise(100, numel)

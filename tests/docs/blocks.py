@@ -237,7 +237,7 @@ class PageRun:
         """An environment in which `python` and the commands are those of the tests."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         # A make that started the tests must not hand its own arguments down to theirs.
-        return {"PATH": path, "MAKEFLAGS": "", "ARGS": "", **ALONE}
+        return {"PATH": path, "MAKEFLAGS": "", "ARGS": "", "PIP_RETRIES": "10", **ALONE}
 
 
 def is_server(argv: list[str]) -> bool:

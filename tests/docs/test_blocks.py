@@ -43,7 +43,24 @@ def test_every_program_that_is_shown_has_a_test() -> None:
     shown = {Path(block.program).name for page in pages() for block in runnable(page) if block.program}
     assert len(shown) >= 10
     tests = "\n".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
-    assert not [name for name in sorted(shown) if name not in tests and Path(name).stem not in tests]
+    assert not [name for name in sorted(shown) if not re.search(rf"\b{Path(name).stem}\b", tests)]
+
+
+def test_every_program_that_is_shown_is_linked_for_who_reads_in_the_checkout() -> None:
+    """There only the line that includes it is to be seen."""
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        for program in (SITE / block.program for block in runnable(page) if block.program):
+            link = program.relative_to(page.parent).as_posix()
+            assert program.is_file() and f"[`{program.relative_to(ROOT).as_posix()}`]({link})" in text, (
+                program
+            )
+
+
+def test_contributing_names_every_folder_of_tests() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    [row] = re.findall(r"^\| `tests/` \| `([^`]+)` \|", text, re.M)
+    assert set(row.split()) == {path.parent.name for path in TESTS.glob("*/*.py")}
 
 
 def test_commands_stand_in_console_blocks() -> None:

@@ -73,6 +73,7 @@ def test_pages_open_without_errors_and_load_nothing_from_elsewhere(site: Path, a
 
 
 def test_pages_can_be_read_on_a_phone_in_the_dark(site: Path, address: str) -> None:
+    cut = 0
     with Browser(dark=True) as browser:
         browser.call(
             "Emulation.setDeviceMetricsOverride", width=400, height=800, deviceScaleFactor=1, mobile=True
@@ -82,8 +83,18 @@ def test_pages_can_be_read_on_a_phone_in_the_dark(site: Path, address: str) -> N
             browser.until(READY)
             width = browser.evaluate("document.documentElement.scrollWidth")
             assert width <= 400, f"{path} is {width} pixels wide"
+            marked = browser.evaluate(CUT)
+            assert all(marked), f"{path}: a drawing ends at the edge without a sign that it goes on"
+            cut += len(marked)
             background, text = browser.evaluate(LUMINANCE)
             assert background < text - 80, f"{path}: {text} on {background}"
+    assert cut >= 10, "most drawings are wider than a phone"
+
+
+CUT = """
+[...document.querySelectorAll('.diagram')].filter((each) => each.scrollWidth > each.clientWidth + 1)
+  .map((each) => getComputedStyle(each).maskImage !== 'none')
+"""
 
 
 COPIED = """
@@ -115,7 +126,10 @@ def test_what_the_copy_button_takes_can_be_typed(address: str) -> None:
         ("cannot open the event tape", "errors.html#start-cannot-open-the-event-tape"),
     ],
 )
-def test_search_finds_frames_and_errors(address: str, words: str, target: str) -> None:
+@pytest.mark.parametrize("way", ["server", "disk"])
+def test_search_finds_frames_and_errors(site: Path, address: str, words: str, target: str, way: str) -> None:
+    if way == "disk":  # as `make docs` says to open it
+        address = site.as_uri()
     with Browser() as browser:
         browser.open(f"{address}/index.html")
         browser.until(READY)

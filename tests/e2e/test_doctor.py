@@ -178,3 +178,12 @@ def test_something_else_on_the_port(answer: bytes, processes: Processes) -> None
         thread.join()
     assert found["protocol"] == "FAIL"
     assert "or belong to something else" in running.stdout.text
+
+
+@pytest.mark.parametrize("address", ["a..b:29400", f"{'x' * 64}.example:29400"])
+def test_a_mistyped_name_is_one_line(processes: Processes, address: str) -> None:
+    found = processes.run(sys.executable, "-m", "yeto_learner", "doctor", address)
+    assert found.wait() == 1
+    assert "cannot be the name of a host" in found.stderr.text
+    assert len(found.stderr.text.splitlines()) == 1
+    assert "Traceback" not in found.stderr.text

@@ -6,10 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-F32 = npt.NDArray[np.float32]
 FRAGMENTS: list[dict[str, Any]] = [
     {
         "merge_mode": "avg",

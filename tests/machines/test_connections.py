@@ -194,9 +194,13 @@ class Connections(RuleBasedStateMachine):
             self.enter(conn, link)
 
     def enter(self, conn: int, link: Link) -> None:
-        for other, state in list(self.groups.items()):
-            if other.learner_id == link.learner_id and state is not LearnerGroupState.GONE:
-                self.group(other, LearnerGroupInput.REPLACED)
+        older = [
+            other
+            for other, state in self.groups.items()
+            if other.learner_id == link.learner_id and state is not LearnerGroupState.GONE
+        ]
+        for other in older:
+            self.group(other, LearnerGroupInput.REPLACED)
         self.of[conn] = link
         self.groups[link] = LEARNER_GROUP.initial
         self.taken[link] = set()
@@ -208,6 +212,9 @@ class Connections(RuleBasedStateMachine):
             self.group(link, LearnerGroupInput.CUT_QUEUED)
         else:
             self.begin()
+        for other in older[:-1]:
+            if not self.run.core._run.needs(other):
+                self.leave(other, None, LinkInput.GROUP_ENDED)
 
     @rule(choice=chosen, known=st.booleans(), index=st.integers(0, STREAMS))
     def data_hello(self, choice: int, known: bool, index: int) -> None:

@@ -164,13 +164,19 @@ class Terminal(RuleBasedStateMachine):
     @precondition(lambda self: not self.over and len(self.peers) < MOST_PEERS)
     def return_(self, learner: int) -> None:
         """A new generation: the cut again, if its learner still owes its ACK."""
+        before = self.live(learner)
         peer = Peer(self.run, learner, 100 + len(self.peers))
+        for link in before:
+            if not self.peers[link].connected:  # one of many older ones, which nothing needs
+                assert link not in before[-1:] and link not in self.acked.values()
+                self.first.discard(link)
         self.peers[peer.link] = peer
         self.left[peer.link] = 0
         owes = learner == OBSERVER or learner not in self.acked
         assert bool(self.run.cuts[peer.link]) == owes
         if not owes:
             self.left[peer.link] = -1  # nothing comes
+        self.cuts_left()
         self.look_at_the_time()
 
     @rule(seconds=st.sampled_from((0.5, 1.0, 3.0)), long=st.integers(0, 6))

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
+from tests.e2e.crash.test_signals_everywhere import container, process_one
 from tests.e2e.processes import Processes
 from yeto_syncer.shell.metrics import COUNTERS, GAUGES, HISTOGRAMS, PREFIX
 from yeto_syncer.shell.settings import ENV_PREFIX, SETTINGS
@@ -98,14 +98,12 @@ def test_a_syncer_that_is_process_1_hears_sigterm(tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("yeto-syncer")
     with Processes() as processes:
         started = processes.run(
-            *("unshare", "--pid", "--fork", str(program)),
+            *container(),
+            str(program),
             *("--learners", "1", "--total-steps", "1", "--port", "0"),
         )
         started.stdout.wait_for("^listening on")
-        [child] = psutil.Process(started.pid).children()
-        status = Path(f"/proc/{child.pid}/status").read_text()
-        assert re.search(r"^NSpid:.*\t1$", status, re.MULTILINE), "not PID 1 of its namespace"
-        child.send_signal(signal.SIGTERM)
+        process_one(started.pid).send_signal(signal.SIGTERM)
         assert started.wait() == 0
     assert "stopped before training" in started.stderr.text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -127,6 +128,8 @@ def test_an_empty_environment_runs_the_demo(built: Path, tmp_path: Path, kind: s
     for command in ("yeto-syncer", "yeto-learner", "yeto-tape", "yeto-checkpoint", "yeto-conform"):
         assert "0.1.0" in run(home / "bin" / command, "--version", cwd=tmp_path)
     assert "parameters" in run(home / "bin" / "yeto-syncer", "plan", "--help", cwd=tmp_path)
+    graded = run(home / "bin" / "yeto-conform", "run", "--role", "codec", "heartbeat.*", cwd=tmp_path)
+    assert re.search(r"^[1-9]\d* passed, 0 failed", graded, re.MULTILINE)
     flags = ("--learners", "1", "--total-steps", "1", "--metrics-port", "0")
     refused = subprocess.run(
         [home / "bin" / "yeto-syncer", *flags], capture_output=True, text=True, timeout=300

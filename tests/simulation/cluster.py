@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 from random import Random
-from typing import Any
 
 import numpy as np
 
@@ -284,10 +283,3 @@ class Cluster:
         known = line.server.book.setdefault((update.fragment_id, update.version), digest)
         what = f"version {update.version} of fragment {update.fragment_id}"
         require(known == digest, f"{what} has two contents")
-
-
-def play(seed: int, **changes: Any) -> Cluster:
-    """Play a seed to its end."""
-    cluster = Cluster(seed, **changes)
-    cluster.play()
-    return cluster

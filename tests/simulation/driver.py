@@ -158,8 +158,7 @@ class Driver:
             while self._events:
                 event = self._events.popleft()
                 if self.exit is None:
-                    self._effects.extend(self.core.step(self.now, event))
-                    self._perform()
+                    self._take(self.core.step(self.now, event))
             self._busy = False
         return self.performed[start:]
 
@@ -236,6 +235,13 @@ class Driver:
 
     # -- performing ------------------------------------------------------------------------------------------
 
+    def _take(self, effects: list[Effect]) -> None:
+        if any(isinstance(effect, Exit) and effect.at_once for effect in effects):
+            self._effects.clear()  # the end waits for no save, and what the save has held back is dropped
+            self.saving = None
+        self._effects.extend(effects)
+        self._perform()
+
     def _perform(self) -> None:
         while self._effects and self.saving is None:
             effect = self._effects.popleft()
@@ -248,7 +254,7 @@ class Driver:
         match effect:
             case SetTimer(at):
                 self.timer = at
-            case Accept(conn, link, _):
+            case Accept(conn, link):
                 self.live[link] = conn
             case Send(link, message):
                 if link in self.live:

@@ -247,7 +247,7 @@ class SyncerProcess:
                         self._outgoing[line].put(fragments, final, token)
             case AppendTape(record):
                 self.disk.tape.append({**record, "time": self.clock.now})
-            case Accept(conn, link, _):
+            case Accept(conn, link):
                 if conn in self._open:
                     line = self._of_conn[conn]
                     self.accepted.append(link)

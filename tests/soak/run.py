@@ -31,6 +31,9 @@ KINDS = ("garbage", "header bombs", "half a HELLO", "slowloris", "tiny chunks")
 PATIENCE_S = 300.0
 """How long any single wait may take."""
 
+PENDING = 48
+"""Connections that may wait for their HELLO at a time."""
+
 STRANGERS = 64
 """Descriptors that hostile peers may hold at a time, above the learners' own."""
 
@@ -133,6 +136,7 @@ def soak(rounds: int, every: int, seed: int) -> list[str]:
     flags = ("--learners", "3", "--min-start-learners", "2", "--total-steps", str(rounds), "--quorum", "1")
     flags += ("--grace-ms", "0", "--sync-interval-steps", "0", "--handshake-timeout-s", "2")
     flags += ("--log-level", "error", "--metrics-port", "0", "--status-port", "0", "--observers", "2")
+    flags += ("--max-pending-connections", str(PENDING))
     with Processes() as processes:
         syncer = processes.syncer(*flags)
         run = Run(syncer, layout, rounds, every)

@@ -106,6 +106,8 @@ def test_the_example_that_resumes(processes: Processes, tmp_path: Path) -> None:
     assert resumed, second.stderr.text
     assert int(resumed.group(1)) % 20 == 0
     assert f"rebuilt for local step {resumed.group(1)}" in second.stderr.text
-    found = re.search(r"^(\d+) local steps, rate", text, re.M)
+    found = re.search(r"^(\d+) local steps, rate (\S+)$", text, re.M)
     assert found, text
-    assert int(found.group(1)) > int(resumed.group(1)) >= 20
+    steps = int(found.group(1))
+    assert steps > int(resumed.group(1)) >= 20
+    assert float(found.group(2)) == pytest.approx(0.01 * (1 - 0.9 * min(steps, 2000) / 2000), rel=1e-4)

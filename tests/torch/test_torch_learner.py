@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
 from tests.e2e.learner.rig import Initializer, arrived, catch_up, send_cut
 from tests.e2e.scripted_syncer import WAIT, Peer, ScriptedSyncer
@@ -262,3 +264,72 @@ def test_schedules_that_need_nothing_or_cannot_be_rebuilt(caplog: pytest.LogCapt
         caplog.clear()
         rebuild_schedule(None, 9, quiet=True)
         assert caplog.text == ""
+
+
+def chained(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    parts = [lr_scheduler.ConstantLR(optimizer, 0.1, 20), lr_scheduler.ExponentialLR(optimizer, 0.99)]
+    return lr_scheduler.ChainedScheduler(parts, optimizer)
+
+
+def sequence(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    parts = [lr_scheduler.LinearLR(optimizer, 0.01, 1.0, 30), lr_scheduler.CosineAnnealingLR(optimizer, 300)]
+    return lr_scheduler.SequentialLR(optimizer, parts, [30])
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]] = {
+    "linear": lambda optimizer: lr_scheduler.LinearLR(optimizer, 0.25, 0.1, 200),
+    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 200),
+    "exponential": lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.999),
+    "step": lambda optimizer: lr_scheduler.StepLR(optimizer, 30, 0.5),
+    "milestones": lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [10, 90], 0.1),
+    "polynomial": lambda optimizer: lr_scheduler.PolynomialLR(optimizer, 200, 2.0),
+    "multiplicative": lambda optimizer: lr_scheduler.MultiplicativeLR(optimizer, lambda step: 0.99),
+    "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "restarts": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 40),
+    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, 200),
+    "cyclic": lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.001, 0.1, 20),
+    "chained": chained,
+    "sequence": sequence,
+}
+
+
+@pytest.mark.parametrize("order", ["no optimizer state", "loaded after", "loaded before"])
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_a_rebuilt_schedule_has_the_rates_of_one_that_was_never_stopped(kind: str, order: str) -> None:
+    def made(rate: float) -> torch.optim.Optimizer:
+        layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
+        groups = [{"params": layers[0].parameters()}, {"params": layers[1].parameters(), "lr": rate * 2}]
+        return torch.optim.SGD(groups, lr=rate, momentum=0.9)
+
+    def states(optimizer: torch.optim.Optimizer) -> list[tuple[float, float]]:
+        return [(group["lr"], group["momentum"]) for group in optimizer.param_groups]
+
+    optimizer = made(0.01)
+    scheduler = SCHEDULERS[kind](optimizer)
+    for _ in range(100):
+        optimizer.step()
+        scheduler.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+
+    again = made(0.01)
+    if order == "loaded before":
+        again.load_state_dict(saved)
+    fresh = SCHEDULERS[kind](again)
+    if order == "loaded after":
+        again.load_state_dict(saved)
+    rebuild_schedule(fresh, 100)
+    assert states(again) == states(optimizer)
+    for _ in range(50):
+        for each in (optimizer, scheduler, again, fresh):
+            each.step()
+        assert states(again) == states(optimizer)
+
+
+def test_a_rate_that_is_a_tensor_keeps_its_memory() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=torch.tensor(0.5))
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    rate = optimizer.param_groups[0]["lr"]
+    rate.fill_(0.125)  # as a loaded state has it
+    rebuild_schedule(scheduler, 3)
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert float(rate) == 0.0625

@@ -41,7 +41,6 @@ from yeto_proto.codec import header
 
 S = session(200, 50)
 PUSH = wire([push(S)])
-LIMIT = chunk_total_limit(Role.SYNCER, S)
 
 
 def refused(

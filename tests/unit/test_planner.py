@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -205,6 +206,33 @@ def test_a_layout_file_gives_its_own_fragments(tmp_path: Path, capsys: pytest.Ca
     assert (document["parameters"], document["fragments"]) == (52, 3)
     sizes = {item["name"]: item["value"] for item in document["disk"]}
     assert sizes["checkpoint"] == model.checkpoint_bytes([each.numel for each in layout.fragments], 2)
+
+
+def test_a_layout_with_iso_fragments_says_what_is_not_in_the_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "layout.json"
+    flags = ["plan", "--layout", str(path), "--learners", "2", "--link", "1Gbit", *RATES]
+    for mode, told in (("iso", True), ("rda", False)):
+        path.write_text(build_layout({"a": (10, 4), "b": (3, 3)}, 2, matrix_merge=mode).to_json())
+        assert main(flags) == 0
+        out = capsys.readouterr().out
+        assert ("note: 2 of the fragments are merged by iso" in out) is told
+
+
+def test_a_bar_shows_what_is_measured_and_only_at_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("merge", "encode", "disk", "socket"):
+        monkeypatch.setattr(rates, f"{name}_rate", lambda *_: 1e9)
+    assert main(["plan", *SEVEN]) == 0
+    plain = capsys.readouterr()
+    assert plain.err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert main(["plan", *SEVEN]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == plain.out and "measuring: " in shown.err
 
 
 def test_the_figures_of_the_120_billion_parameter_run(capsys: pytest.CaptureFixture[str]) -> None:

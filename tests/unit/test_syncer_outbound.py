@@ -108,8 +108,12 @@ class Peer:
         return whole
 
 
-def make(*, streams: int = 0, limit: int = 10_000, wake: Callable[[], None] = lambda: None) -> Outbound:
-    outbound = Outbound(wake, limit, lambda message, msg_id: slices(message, msg_id, TINY))
+def make(
+    *, streams: int = 0, limit: int = 10_000, wake: Callable[[], None] = lambda: None, announced: int = 0
+) -> Outbound:
+    outbound = Outbound(
+        wake, limit, lambda message, msg_id: slices(message, msg_id, TINY), announced=announced
+    )
     for stream in range(streams):
         outbound.attach(stream)
     return outbound
@@ -270,6 +274,55 @@ def test_bulk_waits_for_its_encoding_and_small_frames_do_not() -> None:
     assert woken
     peer.drain()
     assert outbound.delivered() == [1]
+
+
+def test_bulk_waits_for_the_streams_that_were_announced_and_small_frames_do_not() -> None:
+    outbound = make(announced=3)
+    peer = Peer(outbound)
+    outbound.deliver([Body(0, 1, SLICE * 9)], 1)
+    outbound.send(Shutdown())
+    for stream in range(3):
+        peer.drain()
+        assert list(peer.got) == [CONTROL] and not outbound.idle
+        outbound.attach(stream)
+    peer.drain()
+    assert [kind for kind, _ in peer.frames(CONTROL)] == [FrameType.SHUTDOWN]
+    assert all(len(peer.chunks(stream)) >= 3 for stream in range(3))
+    assert outbound.delivered() == [1]
+
+
+@pytest.mark.parametrize("attached", [0, 2])
+def test_streams_that_do_not_come_are_not_waited_for_for_ever(attached: int) -> None:
+    outbound = make(streams=0, announced=4)
+    for stream in range(attached):
+        outbound.attach(stream)
+    peer = Peer(outbound)
+    outbound.deliver([Body(0, 1, SLICE * 9)], 1)
+    peer.drain()
+    assert not peer.got
+    outbound.wait_no_more()
+    peer.drain()
+    assert set(peer.got) == (set(range(attached)) or {CONTROL})
+    assert outbound.delivered() == [1]
+
+
+def test_a_stream_that_is_lost_later_is_not_waited_for() -> None:
+    outbound = make(announced=2)
+    outbound.attach(0)
+    outbound.attach(1)
+    outbound.detach(1)
+    outbound.deliver([Body(0, 1, SLICE * 9)], 1)
+    peer = Peer(outbound)
+    peer.drain()
+    assert set(peer.got) == {0}
+
+
+def test_a_message_is_encoded_while_streams_are_waited_for() -> None:
+    outbound = make(announced=1)
+    body = Body(0, 1, 10, ready=False)
+    outbound.deliver([body], 1)
+    assert not outbound.next(CONTROL)
+    assert body.wanted
 
 
 def test_the_next_message_is_encoded_while_one_is_being_sent() -> None:

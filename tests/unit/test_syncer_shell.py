@@ -192,10 +192,13 @@ def test_nothing_is_heard_or_performed_after_exit() -> None:
 def test_a_second_signal_does_not_wait_for_a_blocking_effect() -> None:
     stage = Stage()
     stage.blocking = {"save"}
-    stage.core.answers = {Opened(1): [log("save"), log("broadcast")], Stop(2): [Exit(130, "second signal")]}
+    stage.core.answers = {
+        Opened(1): [log("save"), log("broadcast")],
+        Stop(2): [Exit(130, "second signal", at_once=True)],
+    }
     stage.engine.post(Opened(1))
     stage.engine.post(Stop(2))
-    assert stage.done == [log("save"), Exit(130, "second signal")]
+    assert stage.done == [log("save"), Exit(130, "second signal", at_once=True)]
 
 
 def test_a_first_signal_waits_its_turn() -> None:

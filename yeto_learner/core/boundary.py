@@ -270,11 +270,14 @@ class Boundary:
                 state.take(AnchorInput.RELEASED)
 
     def finalized(self, manifest: FinalManifest) -> None:
-        """The final cut was installed; no pull is answered any more."""
+        """The final cut was installed: no pull is answered any more, and no local progress is left."""
         self.global_step = max(self.global_step, manifest.global_step)
         self.pending.clear()
         for state, version in zip(self.fragments, manifest.versions, strict=True):
             state.version = version
+            state.steps_at_reset, state.tokens_at_reset = self.steps, self.tokens
+            state.serial += 1
+            state.in_flight, state.delivered = 0, False
             if state.anchor is not AnchorState.FINAL:
                 state.take(AnchorInput.CUT)
 

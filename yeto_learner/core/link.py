@@ -68,6 +68,7 @@ class Link:
         self._ack_step: int | None = None  # the step whose FINAL_ACK was started
         self._sequence = 0
         self._forget_at_disconnect = False
+        self._let_go = False  # a new broadcast was not kept
 
     # -- connection
 
@@ -161,6 +162,7 @@ class Link:
                 self._judge(message, Held(version=seen.version, same_bytes=same_bytes))
         self._seen[number] = Seen(version, digest)
         if self.discard_updates:
+            self._let_go = True
             return
         self.update_bytes += _length(message.tensor)
         self._updates.append(
@@ -216,7 +218,24 @@ class Link:
     def drop_updates(self) -> None:
         """From now on broadcasts are judged but no longer kept: only the final cut counts."""
         self.discard_updates = True
+        self._let_go = self._let_go or bool(self._updates)
         self._clear_updates()
+
+    def keep_updates(self) -> bool:
+        """Broadcasts count again, because the wait for the final cut was given up before a manifest came.
+
+        True when some were let go meanwhile: the caller has to end this connection, and the catch-up of the
+        next one brings what is missing.
+        """
+        if self.manifest is not None or not self.discard_updates:
+            return False
+        self.discard_updates = False
+        lost, self._let_go = self._let_go, False
+        if lost and self.connected:
+            self._forget_at_disconnect = True
+        elif lost:
+            self._seen.clear()
+        return lost
 
     def _clear_updates(self) -> None:
         self._updates.clear()

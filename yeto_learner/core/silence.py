@@ -13,23 +13,24 @@ __all__ = ["Silence"]
 
 @dataclass(slots=True)
 class Silence:
-    """How long the present connection, a redialled one, has brought neither a broadcast nor a pull.
+    """How long the present connection, a redialled one, has brought no broadcast, no pull and no part of one.
 
     `patience`: seconds after which it is taken for one of a syncer without parameters. A syncer that has
     them, and waits for its other learners, is silent too; it ignores INIT.
     """
 
     patience: float
-    _epoch: int | None = None
+    _seen: tuple[int, int] | None = None
     _since: float = 0.0
 
-    def lasts(self, now: float, epoch: int, *, silent: bool) -> bool:
+    def lasts(self, now: float, epoch: int, *, silent: bool, received: int = 0) -> bool:
         """Whether the patience is over. `epoch` tells connections apart; `silent`: it was redialled, and
-        nothing has come on it until `now`.
+        no message has come on it until `now`; `received`: bytes until now, of messages that are still on
+        their way too.
         """
         if not silent:
-            self._epoch = None
+            self._seen = None
             return False
-        if epoch != self._epoch:
-            self._epoch, self._since = epoch, now
+        if (epoch, received) != self._seen:
+            self._seen, self._since = (epoch, received), now
         return now >= self._since + self.patience

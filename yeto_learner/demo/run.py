@@ -247,7 +247,7 @@ class Demo:
             for child in crew.poll(POLL_S):
                 self._ended(child)
             for record in self._tape.records():
-                self._story.rounds.append(Round.from_record(record, self._clock()))
+                self._story.rounds.append(Round.from_record(record))
                 self._moved = time.monotonic()
             self._view.update()
             if (

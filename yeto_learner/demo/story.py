@@ -19,7 +19,6 @@ class Answer:
     generation: int
     staleness: int
     steps: int
-    tokens: int
 
 
 @dataclass(frozen=True)
@@ -28,33 +27,26 @@ class Round:
 
     step: int
     fragment: int
-    attempt: int
     expected: tuple[tuple[int, int], ...]
     """(learner, generation) of those that were asked."""
     answers: tuple[Answer, ...]
     milliseconds: float
-    gradient_norm: float
-    seen_at: float
-    """Seconds since the start of the run when the line was read."""
 
     @property
     def responders(self) -> frozenset[int]:
         return frozenset(answer.learner for answer in self.answers)
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any], seen_at: float) -> Round:
+    def from_record(cls, record: Mapping[str, Any]) -> Round:
         return cls(
             step=record["step"],
             fragment=record["fragment"],
-            attempt=record["attempt"],
             expected=tuple((member["id"], member["generation"]) for member in record["expected_members"]),
             answers=tuple(
-                Answer(row["id"], row["generation"], row["staleness"], row["c_steps"], row["c_tokens"])
+                Answer(row["id"], row["generation"], row["staleness"], row["c_steps"])
                 for row in record["responders"]
             ),
             milliseconds=record["ms"],
-            gradient_norm=record["gnorm"],
-            seen_at=seen_at,
         )
 
 

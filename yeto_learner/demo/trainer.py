@@ -13,6 +13,8 @@ from yeto_learner.demo.text import Bytes
 
 
 class Trainer(Protocol):
+    """Trains parameters that the caller owns, one step at a time."""
+
     def step(self) -> float:
         """Makes one step, updates the parameters in place and returns the loss of the batch."""
         ...
@@ -31,6 +33,8 @@ class Batches:
 
 
 class NumpyTrainer:
+    """AdamW on hand-written gradients."""
+
     def __init__(self, settings: Settings, parameters: Parameters, batches: Batches) -> None:
         self._model, self._parameters, self._batches = settings.model, parameters, batches
         self._optimizer = AdamW(settings.rate)

@@ -25,6 +25,8 @@ PLAIN_EVERY = 20
 
 
 class View(Protocol):
+    """Tells a run as it goes: its phases, what happens in them, and how it ended."""
+
     def showing(self) -> AbstractContextManager[object]:
         """Brackets the part of the run that changes."""
         ...

@@ -2,10 +2,11 @@
 
     python -m yeto_learner.demo.worker TASK [GATE]        TASK: `settings.Task` as JSON
 
-Each line of standard output is a JSON object with `kind`: "ready" once training starts, "progress" now and
-then, and "done" after the final parameters were written to `Task.output` as an `.npz` of named float32
-arrays. With the number of an inherited file as GATE it says "loaded" first, and begins at the end of that
-file.
+Each line of standard output is a JSON object with `kind`: "ready" once model and text are loaded, "joined"
+when a learner is connected and has the first parameters, "progress" and "held_out" (the loss on held-out
+text) now and then, and "done" after the final parameters were written to `Task.output` as an `.npz` of named
+float32 arrays. With the number of an inherited file as GATE it says "loaded" before all that, and goes on at
+the end of that file.
 """
 
 from __future__ import annotations
@@ -97,10 +98,12 @@ class Worker:
 
 
 def report(kind: str, **fields: float) -> None:
+    """Print one line for the process that started this one."""
     print(json.dumps({"kind": kind, **fields}), flush=True)
 
 
 def main() -> int:
+    """Do the task of the command line; the exit code."""
     try:
         worker = Worker(Task.from_json(sys.argv[1]))
         if len(sys.argv) > 2:

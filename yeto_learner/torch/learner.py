@@ -10,10 +10,11 @@ with TorchLearner(module, "host:29400", learner_id=0) as learner:
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from types import TracebackType
-from typing import Final, Self, TypeVar, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack
 
 import torch
 
@@ -220,11 +221,14 @@ class TorchLearner:
 
 def _longest_wait(options: LearnerOptions) -> float:
     """Seconds that rank 0 may spend in one call, by its own limits."""
-    sockets = 1 + options.get("num_streams", 4)
-    return (
+    given: dict[str, Any] = {
+        name: parameter.default for name, parameter in inspect.signature(Learner).parameters.items()
+    }
+    given.update(options)
+    return float(
         MARGIN
-        + sockets * options.get("connect_timeout_s", 900.0)
-        + options.get("init_probe_s", 1800.0)
-        + options.get("initial_cut_timeout_s", 3600.0)
-        + options.get("finalization_timeout_s", 900.0) * (2 if options.get("budget_steps") else 1)
+        + (1 + given["num_streams"]) * given["connect_timeout_s"]
+        + given["init_probe_s"]
+        + given["initial_cut_timeout_s"]
+        + given["finalization_timeout_s"] * (2 if given["budget_steps"] else 1)
     )

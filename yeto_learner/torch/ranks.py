@@ -81,9 +81,10 @@ class Ranks:
         return self.rank == LEADER
 
     def _compare(self, description: str) -> None:
-        digests: list[Any] = [None] * self.size
-        dist.all_gather_object(digests, hashlib.sha256(description.encode()).digest(), self._group)
-        others = [rank for rank, digest in enumerate(digests) if digest != digests[LEADER]]
+        own = _as_tensor(hashlib.sha256(description.encode()).digest())
+        digests = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(digests, own, group=self._group)
+        others = [rank for rank, digest in enumerate(digests) if not torch.equal(digest, digests[LEADER])]
         if others:
             raise ValueError(
                 f"ranks {others} hold other parameters than rank 0 (names, shapes or dtypes); every rank of "
@@ -141,9 +142,14 @@ class Ranks:
     def _tell(self, text: str | None) -> str:
         if self.size == 1:
             return text or ""
-        box = [text]
-        dist.broadcast_object_list(box, LEADER, group=self._group, device=torch.device("cpu"))
-        return box[0] or ""
+        # As numbers and not as objects, which would be pickled.
+        data = _as_tensor(b"" if text is None else text.encode(errors="backslashreplace"))
+        length = torch.tensor([len(data)], dtype=torch.int64)
+        dist.broadcast(length, LEADER, group=self._group)
+        if text is None:
+            data = torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(data, LEADER, group=self._group)
+        return bytes(data.tolist()).decode()
 
     # -- tensors, on rank 0
 
@@ -187,3 +193,7 @@ class Ranks:
                 tensor = tensor.to_local()
             if tensor.data_ptr() != full.data_ptr():
                 tensor.copy_(full)
+
+
+def _as_tensor(data: bytes) -> torch.Tensor:
+    return torch.tensor(list(data), dtype=torch.uint8)

@@ -92,10 +92,8 @@ def _filled(text: str, values: Mapping[str, Any]) -> str:
 
 def read_yaml(path: Path, fix: str) -> Any:
     """What a YAML file holds. `fix` is what to do about one that cannot be read. Raises BadSutError."""
-    try:
-        import yaml
-    except ImportError:
-        raise BadSutError(f"{path}: reading it needs PyYAML; install yeto[conform]") from None
+    import yaml
+
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -65,7 +65,7 @@ class Admission:
         group = Group(link, conn, hello.num_streams)
         superseded = self._registry.add(group)
         assert self.session is not None
-        self._outbox.emit(Accept(conn, link, self.session))
+        self._outbox.emit(Accept(conn, link, self.session, hello.num_streams))
         self._outbox.count("learners_joined")
         self._outbox.log(
             "info",

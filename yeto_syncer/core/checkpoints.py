@@ -1,7 +1,8 @@
 """When a checkpoint is written, and that never two writes run at once.
 
 A blocking save holds the run until it is durable. A background save lets it go on; a save that comes due
-meanwhile waits for it, and a failed background write shows at that wait.
+meanwhile waits for it, and a failed background write shows at that wait. Only the last save of a run is tried
+all the same: the disk may be well again, and the state would be lost.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class Checkpoints:
 
     def save(self, kind: SaveKind) -> None:
         """Write now and hold the run; `saved` returns `kind` when it is durable."""
-        self._raise_failure()
+        if kind in ENDING:
+            self._failure = None  # it was logged when it came; this save tells how the run ends
+        else:
+            self._raise_failure()
         # The state cannot change before this write, so it holds whatever the periodic one would have held.
         self._periodic_due = False
         if self._background is not None or self._blocking is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from yeto_proto._generated.types import IsoBackend
+from yeto_syncer.core.later_flags import LONGEST, later_flags
 
 DeltaCorrection: TypeAlias = Literal["heloco", "none"]
 LearnerWeight: TypeAlias = Literal["tokens2-over-steps", "equal"]
@@ -25,6 +26,7 @@ FOLDS: Final = ("at-close", "on-arrival")
 
 MAX_U32: Final = 2**32 - 1
 MAX_U64: Final = 2**64 - 1
+MAX_F32: Final = (2.0 - 2.0**-23) * 2.0**127
 CARRY_LAG: Final = 2
 CARRY_DECAY: Final = 1.0
 MAX_CARRY_LAG: Final = 1000  # closed rounds of each fragment that are remembered, and may hold a late delta
@@ -157,6 +159,7 @@ class Config:
             *self._checkpoints(),
             *self._start(),
             *self._modes(),
+            *self._hashed(),
         ]
 
     def _names(self) -> Iterator[Problem]:
@@ -242,6 +245,8 @@ class Config:
         ):
             if not math.isfinite(real):
                 yield Problem(flag, f"must be a finite number, got {real}", "give a number")
+            elif flag in ("--outer-lr", "--outer-momentum") and abs(real) > MAX_F32:
+                yield Problem(flag, f"{real} is more than an f32 can hold", "give a smaller number")
         for flag, positive in (
             ("--handshake-timeout-s", self.handshake_timeout_s),
             ("--write-timeout-s", self.write_timeout_s),
@@ -322,6 +327,15 @@ class Config:
                 f"must be above 0 and at most --quorum-timeout-s {self.quorum_timeout_s}",
                 "give seconds that are over before a round is tried again",
             )
+
+    def _hashed(self) -> Iterator[Problem]:
+        """The profile hash gives the length of each value one byte (D40)."""
+        for name, value in later_flags(self):
+            if len(value) <= LONGEST:
+                continue
+            rule = f"takes {len(value)} characters in the profile hash, more than {LONGEST}"
+            fix = "name fewer ids" if name == "observers" else "give a number that is not so small"
+            yield Problem(f"--{name}", rule, fix)
 
 
 def _needs_path(flag: str) -> Problem:

@@ -42,6 +42,7 @@ from yeto_syncer.core.events import (
     Event,
     FileFailed,
     Folded,
+    Heard,
     HelloReceived,
     Merged,
     MergeFailed,
@@ -91,6 +92,7 @@ class Coordinator:
             HelloReceived: self._on_hello,
             DataHelloReceived: self._on_data_hello,
             Received: self._on_received,
+            Heard: self._on_heard,
             Refused: self._on_refused,
             Disconnected: self._on_disconnected,
             Delivered: self._on_delivered,
@@ -120,10 +122,12 @@ class Coordinator:
         return view(now, self._config, self._registry, self._run)
 
     def step(self, now: float, event: Event) -> list[Effect]:
-        """Take one event; `now` is in seconds on any clock that never goes back. After an `Exit` nothing
-        happens."""
+        """Take one event; `now` is in seconds on any clock that never goes back. After an `Exit` only a
+        second signal counts: the exit may wait behind a write, and that signal waits for nothing."""
         if self._run.phase is Phase.DONE:
-            return []
+            if isinstance(event, Stop):
+                self._run.stop(now, event.signal)
+            return self._outbox.take()
         try:
             if self._problem is not None:
                 raise RunError(self._problem)
@@ -148,12 +152,19 @@ class Coordinator:
             assert self._admission.session is not None
             self._run.open(self._admission.session)
         assert self._run.model is not None
-        group.heard_at = now
-        self._leases.heard(group.link, now)
+        self._hear(now, group)
         self._outbox.tape(tape.member_record("learner_joined", group.link, step=self._run.model.global_step))
         if before is not None:
             self._run.lost(now, before, "superseded")
         self._run.entered(now, group)
+        self._thin_out(now, group.link.learner_id)
+
+    def _thin_out(self, now: float, learner_id: int) -> None:
+        """Close older generations that nothing needs, so that a learner that dials again and again takes no
+        more descriptors. The last one stays: it may be another process, which would only dial again."""
+        for link in self._registry.superseded(learner_id)[:-1]:
+            if not self._run.needs(link):
+                self._close(now, link, None, "superseded")
 
     def _on_data_hello(self, now: float, event: DataHelloReceived) -> None:
         self._admission.data_hello(event.conn, event.data_hello)
@@ -231,8 +242,7 @@ class Coordinator:
         group = self._registry.get(event.link)
         if group is None or event.conn in group.broken:
             return
-        group.heard_at = now
-        self._leases.heard(group.link, now)
+        self._hear(now, group)
         message = event.message
         cutoff = self._run.cutoff
         reported = cutoff is not None and cutoff.reported(group.link.learner_id)
@@ -253,6 +263,17 @@ class Coordinator:
         if cutoff is not None and isinstance(message, (PushFragment, Heartbeat)):
             cutoff.progress(now, group.link.learner_id, message.local_step)
         self._dispatch(now, group, event)
+
+    def _on_heard(self, now: float, event: Heard) -> None:
+        group = self._registry.get(event.link)
+        if group is not None:
+            self._hear(now, group)
+
+    def _hear(self, now: float, group: Group) -> None:
+        """A sign of life: it renews the island lease, which an observer does not have (D31, D37)."""
+        group.heard_at = now
+        if not self._registry.is_observer(group.link.learner_id):
+            self._leases.heard(group.link, now)
 
     def _dispatch(self, now: float, group: Group, event: Received) -> None:
         message, run = event.message, self._run

@@ -46,11 +46,15 @@ class Versioned:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """`conn` is the control socket of the new group `link`. No frame answers a HELLO; reading goes on."""
+    """`conn` is the control socket of the new group `link`. No frame answers a HELLO; reading goes on.
+
+    `num_streams` is how many data streams the HELLO announced; each comes with an `Attach`, or never.
+    """
 
     conn: int
     link: Link
     session: Session
+    num_streams: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +202,13 @@ class Exit:
     """End the process with this code once queued small frames had a bounded time to leave; the last effect.
 
     Code 0: `message` is for the log. Otherwise it goes to stderr as `error: what; where; what to do`.
-    130 and 143 (second signal) are performed at once, also while a blocking `Save` holds back others.
+    With `at_once` (a second signal, or one before training) it waits for nothing: while a blocking `Save`
+    holds back others, those are dropped, and only the effects of this step are performed.
     """
 
     code: int
     message: str
+    at_once: bool = False
 
 
 Effect: TypeAlias = (

@@ -58,6 +58,14 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """A message of `link` has come and waits behind others that are being checked: a sign of life. It may
+    pass the other events of its group; the message itself follows as `Received`."""
+
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """The reader, the MAC or a value check refused bytes of `conn`, admitted or not. Nothing was sent yet."""
 
@@ -166,6 +174,7 @@ Event: TypeAlias = (
     | HelloReceived
     | DataHelloReceived
     | Received
+    | Heard
     | Refused
     | Disconnected
     | Delivered

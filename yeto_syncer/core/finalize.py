@@ -95,6 +95,15 @@ class Finalization:
             self._outbox.emit(Send(link, self._manifest))
             self._after_delivery()
 
+    def needs(self, link: Link) -> bool:
+        """True for the generation whose ACK was accepted, and until then for the newest one that may give
+        it: the next ones are still being sent their cut."""
+        learner = link.learner_id
+        if learner in self._acked:
+            return self._acked[learner] == link
+        newest = [each for each in self._registry.superseded(learner) if each in self.eligible]
+        return newest[-1:] == [link]
+
     def gone(self, link: Link) -> None:
         """A generation ended. Its accepted ACK stays; without one its learner may come back."""
         self._outstanding.pop(link, None)

@@ -12,6 +12,7 @@ import numpy as np
 
 from yeto_proto._generated.constants import PROFILE_DOMAIN
 from yeto_syncer.core.config import Config
+from yeto_syncer.core.later_flags import later_flags
 
 
 def encode_profile(config: Config) -> bytes:
@@ -45,43 +46,12 @@ def encode_profile(config: Config) -> bytes:
         _u8(c.learner_weight == "equal"),
         _u8(c.require_profile_binding),
     )
-    return b"".join(recipe) + b"".join(_named(name, value) for name, value in sorted(_later_flags(config)))
+    return b"".join(recipe) + b"".join(_named(name, value) for name, value in sorted(later_flags(config)))
 
 
 def profile_hash(config: Config) -> bytes:
     """SHA-256 of `encode_profile`, 32 bytes."""
     return hashlib.sha256(encode_profile(config)).digest()
-
-
-def _later_flags(config: Config) -> list[tuple[str, str]]:
-    flags: list[tuple[str, str]] = []
-    if config.background_checkpoint:
-        flags.append(("background-checkpoint", "1"))
-    if config.carry_answers_round:
-        flags.append(("carry-answers-round", "1"))
-    if config.late_carry:
-        # Its two numbers are in force with it, given or not.
-        flags.append(("late-carry", "1"))
-        flags.append(("carry-decay", _decimal(config.carry_decay)))
-        flags.append(("max-carry-lag", str(config.max_carry_lag)))
-    if config.fold == "on-arrival":
-        flags.append(("fold", "1"))
-    if config.quorum_capacity is not None:
-        flags.append(("quorum-capacity", _decimal(config.quorum_capacity)))
-    if config.soft_deadline_s is not None:
-        flags.append(("soft-deadline-s", _decimal(config.soft_deadline_s)))
-    if config.checkpoint_on_start:
-        flags.append(("checkpoint-on-start", "1"))
-    if config.min_start_learners is not None:
-        flags.append(("min-start-learners", str(config.min_start_learners)))
-    if config.observers:
-        flags.append(("observers", ",".join(str(learner) for learner in sorted(config.observers))))
-    return flags
-
-
-def _decimal(value: float) -> str:
-    """The shortest decimal that gives this f64 again, without exponent and without zeros at the end."""
-    return np.format_float_positional(value, trim="-")
 
 
 def _named(name: str, value: str) -> bytes:

@@ -67,6 +67,8 @@ class Registry:
         self._groups: dict[Link, Group] = {}
         self._current: dict[int, Group] = {}
         self._by_conn: dict[int, Group] = {}
+        # Superseded and still connected, the oldest first.
+        self._superseded: dict[int, dict[Link, Group]] = {}
         self._used: dict[int, set[int]] = {}
         self._ready: tuple[Group, ...] | None = None
 
@@ -77,6 +79,7 @@ class Registry:
         superseded = self._current.get(link.learner_id)
         if superseded is not None:
             superseded.take(LearnerGroupInput.REPLACED)
+            self._superseded.setdefault(link.learner_id, {})[superseded.link] = superseded
         self._groups[link] = group
         self._current[link.learner_id] = group
         self._by_conn[group.conn] = group
@@ -92,6 +95,9 @@ class Registry:
         group.take(LearnerGroupInput.LEFT)
         if self._current.get(link.learner_id) is group:
             del self._current[link.learner_id]
+        older = self._superseded.get(link.learner_id)
+        if older is not None and older.pop(link, None) is not None and not older:
+            del self._superseded[link.learner_id]
         del self._by_conn[group.conn]
         for conn in group.data_conns:
             del self._by_conn[conn]
@@ -129,6 +135,11 @@ class Registry:
 
     def current(self, learner_id: int) -> Group | None:
         return self._current.get(learner_id)
+
+    def superseded(self, learner_id: int) -> list[Link]:
+        """The older generations of a learner that are still connected, the last to be superseded at the
+        end."""
+        return list(self._superseded.get(learner_id, ()))
 
     def is_current(self, group: Group) -> bool:
         return self._current.get(group.link.learner_id) is group

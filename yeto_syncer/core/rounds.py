@@ -210,6 +210,11 @@ class Round:
             return None
         return slot
 
+    def waits_for(self, link: Link) -> bool:
+        """True when this generation was captured and has not answered."""
+        slot = self.slots.get(link.learner_id)
+        return slot is not None and slot.link == link and slot.answer is None
+
     def has_part_of(self, learner_id: int) -> bool:
         """True when the round holds a slot or a carried delta of this learner."""
         return learner_id in self.slots or any(each.link.learner_id == learner_id for each in self.carried)

@@ -74,6 +74,7 @@ class Run:
         self._stop = StopRequest(config)
         self._recoveries = Recoveries(outbox)
         self._marked = False
+        self._unmarked = False
         self.phase = Phase.WAITING
         self.model: Model | None = None
         self.scheduler: Scheduler | None = None
@@ -120,6 +121,13 @@ class Run:
         if self.finalization is not None:
             self.finalization.gone(link)
 
+    def needs(self, link: Link) -> bool:
+        """True while an open round or the finalization waits for something from this generation, or has
+        something to tell it."""
+        if self.finalization is not None:
+            return self.finalization.needs(link)
+        return self.scheduler is not None and self.scheduler.needs(link)
+
     def delivered(self, now: float, group: Group, token: int) -> None:
         """A delivery to this group has left."""
         if self.finalization is not None:
@@ -153,12 +161,12 @@ class Run:
         self._checkpoints.failed(kind, step, reason)
 
     def stop(self, now: float, signal: int) -> None:
-        """SIGINT or SIGTERM (D22)."""
+        """SIGINT or SIGTERM (D22). Also heard after the end, which may still wait for a write."""
         if self._stop.signal(now):
-            self.end(128 + signal, "second signal: no checkpoint was written")
+            self._break_off(128 + signal)
         elif self.phase is Phase.WAITING or self.phase is Phase.PREPARING:
-            self.end(0, "stopped before training")
-        else:
+            self.end(0, "stopped before training", at_once=True)
+        elif self.phase is not Phase.DONE:
             self._outbox.log("warning", "stopping after the rounds in flight", phase=self.phase.value)
 
     def budget_done(self, now: float, group: Group) -> None:
@@ -177,17 +185,28 @@ class Run:
                 self.scheduler.cancel()
         self.cutoff.report(link)
 
-    def end(self, code: int, message: str) -> None:
+    def _break_off(self, code: int) -> None:
+        """End at once, without a further checkpoint. The marker goes: the run did not finish (D21)."""
+        told = "no checkpoint was written"
+        if self.finalization is not None and self._config.checkpoint_path is not None:
+            step = self.finalization.global_step
+            told = (
+                f"the checkpoint of step {step} is complete, but not all learners have acknowledged the end"
+            )
+        self.end(code, f"second signal: {told}", at_once=True)
+
+    def end(self, code: int, message: str, *, at_once: bool = False) -> None:
         """The last effect."""
         step = None if self.model is None else self.model.global_step
         self._outbox.tape({"event": "run_ended", "step": step, "code": code, "message": message})
         # An earlier process, killed after its marker, may have left one beside a checkpoint of the last step.
-        failed_terminal = code == 1 and self.phase is Phase.TERMINAL and self._config.mark_final_checkpoint
-        if (code != 0 and self._marked) or failed_terminal:
+        if code == 1 and self.phase is Phase.TERMINAL and self._config.mark_final_checkpoint:
+            self._marked = True
+        if code != 0 and self._marked:
             # A timeout or an error leaves an unmarked checkpoint (D21).
             self._outbox.emit(RemoveMarker())
         self.phase = Phase.DONE
-        self._outbox.emit(Exit(code, message))
+        self._outbox.emit(Exit(code, message, at_once))
 
     # -- time ------------------------------------------------------------------------------------------------
 
@@ -235,11 +254,12 @@ class Run:
         ):
             return
         if model.global_step >= self._config.total_steps:
+            if not self._was_resumed:
+                self._unmark()
             self._save_terminal(now)
             return
         self.phase = Phase.PREPARING
-        if self._config.checkpoint_path is not None:
-            self._outbox.emit(RemoveMarker())
+        self._unmark()
         self._checkpoints.on_start(resumed=self._was_resumed)
         if not self._checkpoints.holding:
             self._begin_training()
@@ -265,6 +285,8 @@ class Run:
         token = self._tokens.next()
         for group in groups:
             self._registry.mark_catching_up(group, token, versions(cut))
+        if self.scheduler is not None:
+            self.scheduler.cut_sent(groups)
         self._outbox.emit(Deliver(tuple(group.link for group in groups), cut, token=token))
 
     def _train(self, now: float) -> None:
@@ -300,7 +322,14 @@ class Run:
             if not model.complete:
                 raise RunError("the budget is used up before the run was initialized; INIT; start again")
             self.phase = Phase.STOPPING
+            self._unmark()
             self._checkpoints.save(SaveKind.CUTOFF)
+
+    def _unmark(self) -> None:
+        """Remove the marker of an earlier run, before anything else stands beside it (D21)."""
+        if self._config.checkpoint_path is not None and not self._unmarked:
+            self._unmarked = True
+            self._outbox.emit(RemoveMarker())
 
     def _save_stop(self, step: int) -> None:
         if self._config.checkpoint_path is None:
@@ -308,6 +337,7 @@ class Run:
             self.end(0, f"stopped at step {step}")
             return
         self.phase = Phase.STOPPING
+        self._unmark()
         self._checkpoints.save(SaveKind.STOP)
 
     def _save_terminal(self, now: float) -> None:

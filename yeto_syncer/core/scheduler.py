@@ -6,7 +6,6 @@ fragments follow from the depth alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from yeto_proto._generated.machines import RoundInput, RoundState
@@ -18,14 +17,16 @@ from yeto_syncer.core.commits import Commits
 from yeto_syncer.core.config import Config
 from yeto_syncer.core.effects import Send
 from yeto_syncer.core.facts import ServerFacts
+from yeto_syncer.core.first_launch import FirstLaunch
 from yeto_syncer.core.intake import Intake
 from yeto_syncer.core.jobs import Link, MergeResult
 from yeto_syncer.core.model import Model
 from yeto_syncer.core.outbox import Outbox
+from yeto_syncer.core.pace import Pace
 from yeto_syncer.core.recovery import Recoveries
 from yeto_syncer.core.registry import Group, Registry
 from yeto_syncer.core.rounds import Round
-from yeto_syncer.core.steprate import round_interval, slowest
+from yeto_syncer.core.steprate import slowest
 
 RETRY_DEFERRAL_S = 1.0  # how far the deadline of a round moves while nobody can be captured (D16)
 
@@ -55,12 +56,10 @@ class Scheduler:
         self._intake = Intake(config, facts, registry, model, recoveries, outbox, self._rounds)
         self._closing = Closing(config, self._slowest, lambda: commits.sync_s)
         self._next_step = model.global_step + 1
-        self._next_launch = -math.inf
+        self._pace = Pace(config, registry, model.num_fragments)
         self._launched = False
         self._launching = True
-        # Learners that got a whole cut; the first launch waits for enough of them (D17).
-        self._cut_holders: set[int] = set()
-        self._cut_needed = config.first_cut
+        self._first = FirstLaunch(config, registry, outbox)
 
     @property
     def idle(self) -> bool:
@@ -89,13 +88,17 @@ class Scheduler:
         if round_ is not None and round_.attempt == attempt and round_.captured:
             round_.folding -= 1
 
+    def cut_sent(self, groups: Sequence[Group]) -> None:
+        """The initial cut or a catch-up is on its way to these generations."""
+        self._first.sent(group.link.learner_id for group in groups)
+
     def ready(self, now: float, group: Group) -> None:
         """The catch-up of this current generation has left: it takes its old slots over and joins open
         rounds."""
         learner = group.link.learner_id
         if self._registry.is_observer(learner):
             return
-        self._cut_holders.add(learner)
+        self._first.holds(learner)
         for round_ in self._rounds.values():
             if not round_.open:
                 continue
@@ -116,6 +119,10 @@ class Scheduler:
         for round_ in self._rounds.values():
             if round_.open and link.learner_id in round_.slots:
                 self._rebind(round_, successor)
+
+    def needs(self, link: Link) -> bool:
+        """True while an open round waits for the answer of this generation."""
+        return any(round_.open and round_.waits_for(link) for round_ in self._rounds.values())
 
     def merged(self, now: float, step: int, attempt: int, result: MergeResult | None) -> None:
         """The merge of the next step ended: it is committed, or its answers were refused and it is tried
@@ -199,6 +206,8 @@ class Scheduler:
             and not self._commits.busy
         ):
             self._commits.merge(now, head)
+        if not self._launched:
+            self._first.advance(now)
         self._launch(now)
 
     def next_deadline(self, now: float) -> float | None:
@@ -210,11 +219,19 @@ class Scheduler:
             due = self._closing.due(round_, now)
             if earliest is None or due < earliest:
                 earliest = due
-        if self._may_launch() and (earliest is None or self._next_launch < earliest):
-            earliest = self._next_launch
+        launch = self._pace.due() if self._may_launch(now) else None
+        if not self._launched and launch is None:
+            launch = self._first.next_deadline()
+            if launch is not None and launch <= now:
+                launch = None  # it is over: whoever becomes ready begins
+        if launch is not None and (earliest is None or launch < earliest):
+            earliest = launch
         return earliest
 
     def _judge(self, round_: Round, now: float) -> None:
+        if round_.captured and not round_.slots:
+            # A stale base has released the last member: nothing is left to wait for.
+            round_.deadline = min(round_.deadline, now + RETRY_DEFERRAL_S)
         if self._closing.judge(round_, now):
             self._expired(round_, now)
         elif not round_.open:
@@ -251,19 +268,19 @@ class Scheduler:
 
     # -- launch and capture ----------------------------------------------------------------------------------
 
-    def _may_launch(self) -> bool:
+    def _may_launch(self, now: float) -> bool:
         """Everything but the time: depth, steps left, members, and the first-cut rule."""
         return (
             self._launching
             and len(self._rounds) < self._depth
             and self._next_step <= self._config.total_steps
             and not self._checkpoints.holding
-            and (self._launched or len(self._cut_holders) >= self._cut_needed)
+            and (self._launched or self._first.may(now))
             and self._enough(self._registry.ready())
         )
 
     def _launch(self, now: float) -> None:
-        while self._may_launch() and now >= self._next_launch:
+        while self._may_launch(now) and now >= self._pace.due():
             step = self._next_step
             fragment = self._model.fragment_of(step)
             round_ = Round(
@@ -278,12 +295,7 @@ class Scheduler:
             self._launched = True
             members = self._registry.ready()
             self._capture(round_, members, now)
-            self._next_launch = now + round_interval(
-                minimum=self._config.min_round_interval_s,
-                sync_interval_steps=self._config.sync_interval_steps,
-                step=slowest(group.rate.seconds for group in members),
-                num_fragments=self._model.num_fragments,
-            )
+            self._pace.launched(now, members)
 
     def _enough(self, members: tuple[Group, ...]) -> bool:
         """Can an attempt capture these? One member will do, except that a fixed roster needs its quorum."""

@@ -48,7 +48,7 @@ class RoundView:
 @dataclass(frozen=True, slots=True)
 class RunView:
     """The run. `versions` are those of the fragments, None where one has no parameters; `acks_missing` are
-    the learners whose FINAL_ACK is waited for."""
+    the learners whose FINAL_ACK is waited for, `observers` the ids that are never asked."""
 
     phase: str
     step: int
@@ -60,6 +60,7 @@ class RunView:
     rounds: tuple[RoundView, ...]
     acks_missing: tuple[int, ...]
     sync_s: float
+    observers: tuple[int, ...]
 
 
 def view(now: float, config: Config, registry: Registry, run: Run) -> RunView:
@@ -76,6 +77,7 @@ def view(now: float, config: Config, registry: Registry, run: Run) -> RunView:
         rounds=() if scheduler is None else tuple(_round(now, each) for each in scheduler.in_flight),
         acks_missing=() if finalization is None else tuple(finalization.missing),
         sync_s=0.0 if scheduler is None else scheduler.sync_s,
+        observers=config.observers,
     )
 
 

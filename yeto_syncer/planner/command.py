@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,13 +16,13 @@ from yeto_proto._generated.constants import HELLO_MAX
 from yeto_proto._generated.types import Dtype, MergeMode
 from yeto_proto.console.output import fail, put
 from yeto_proto.console.parser import Parser
-from yeto_syncer.cli import typed
+from yeto_syncer.cli import add_setting, typed
 from yeto_syncer.core.config import DELTA_CORRECTIONS, FOLDS
 from yeto_syncer.planner import rates as measuring
 from yeto_syncer.planner import units
 from yeto_syncer.planner.model import VALUE, Item, Need, Plan, Rates, even_fragments, plan
 from yeto_syncer.shell.run import merge_threads
-from yeto_syncer.shell.settings import BY_NAME, SWITCH
+from yeto_syncer.shell.settings import BY_NAME
 
 EXAMPLES: Final = """\
 examples:
@@ -95,7 +96,7 @@ def build_parser() -> Parser:
     model = parser.add_argument_group("the model and the fleet")
     size = model.add_mutually_exclusive_group(required=True)
     size.add_argument(
-        "--parameters", type=_typed(units.count), metavar="N", help="Parameters, such as 120e9 or 7B."
+        "--parameters", type=typed(units.count), metavar="N", help="Parameters, such as 120e9 or 7B."
     )
     size.add_argument("--layout", metavar="FILE", help="A layout file, for its exact fragments.")
     dtypes = [each.name.lower() for each in Dtype]
@@ -110,7 +111,9 @@ def build_parser() -> Parser:
     machine.add_argument(
         "--folder", default=".", metavar="DIR", help="Where the disk is measured. (default: the current one)"
     )
-    _add_shared(parser.add_argument_group("settings of the server"))
+    shared = parser.add_argument_group("settings of the server")
+    for name in SHARED:
+        add_setting(shared, BY_NAME[name], default=BY_NAME[name].default)
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     return parser
 
@@ -119,38 +122,11 @@ def _add(group: argparse._ArgumentGroup, options: Sequence[Option]) -> None:
     for option in options:
         group.add_argument(
             option.flag,
-            type=_typed(option.parse),
+            type=typed(option.parse),
             metavar=option.metavar,
             required=option.required,
             help=option.help,
         )
-
-
-def _add_shared(group: argparse._ArgumentGroup) -> None:
-    for setting in (BY_NAME[name] for name in SHARED):
-        text = setting.described().replace("%", "%%")
-        if setting.kind is SWITCH:
-            group.add_argument(
-                setting.flag, action=argparse.BooleanOptionalAction, default=setting.default, help=text
-            )
-        else:
-            group.add_argument(
-                setting.flag,
-                type=typed(setting.kind),
-                default=setting.default,
-                metavar=setting.kind.name,
-                help=text,
-            )
-
-
-def _typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    def apply(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return apply
 
 
 def main(argv: Sequence[str]) -> int:
@@ -190,11 +166,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _need(given: argparse.Namespace) -> Need:
+    iso = 0
     if given.layout is None:
         numels = even_fragments(given.parameters, given.fragments or FRAGMENTS)
     else:
         layout = Layout.from_json(Path(given.layout).read_text(encoding="utf-8"))
         numels = tuple(fragment.numel for fragment in layout.fragments)
+        iso = sum(fragment.merge_mode is MergeMode.ISO for fragment in layout.fragments)
     return Need(
         numels=numels,
         learners=given.learners,
@@ -207,20 +185,43 @@ def _need(given: argparse.Namespace) -> Need:
         background=given.background_checkpoint,
         interval=given.sync_interval_steps,
         step_seconds=given.step_seconds,
+        iso_fragments=iso,
     )
 
 
 def _rates(given: argparse.Namespace) -> Rates:
     dtype, mode = Dtype[given.dtype.upper()], MergeMode[given.merge.upper()]
     threads, correction = merge_threads(given.merge_threads), given.delta_correction != "none"
-    return Rates(
-        merge=given.merge_rate / VALUE
-        if given.merge_rate
-        else measuring.merge_rate(given.learners, dtype, mode, correction, threads),
-        encode=given.encode_rate or measuring.encode_rate(dtype, threads),
-        disk=given.disk_rate or measuring.disk_rate(Path(given.folder)),
-        socket=given.socket_rate or measuring.socket_rate(),
-    )
+
+    def merging() -> float:
+        return VALUE * measuring.merge_rate(given.learners, dtype, mode, correction, threads)
+
+    work: dict[str, Callable[[], float]] = {
+        "merge": merging,
+        "encode": lambda: measuring.encode_rate(dtype, threads),
+        "disk": lambda: measuring.disk_rate(Path(given.folder)),
+        "socket": measuring.socket_rate,
+    }
+    known = {name: getattr(given, f"{name}_rate") for name in work}
+    for name in _watched([name for name in work if not known[name]]):
+        known[name] = work[name]()
+    return Rates(**{**known, "merge": known["merge"] / VALUE})
+
+
+def _watched(names: Sequence[str]) -> Iterator[str]:
+    """The names one after the other, with a bar for whoever waits at a terminal."""
+    if not names or not sys.stderr.isatty():
+        yield from names
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=len(names))
+        for name in names:
+            bar.update(task, description=f"measuring: {name}")
+            yield name
+            bar.advance(task)
 
 
 def _document(need: Need, rates: Rates, result: Plan) -> dict[str, Any]:

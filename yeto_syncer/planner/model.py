@@ -52,6 +52,7 @@ class Need:
     numels: values of each fragment. link, learner_link: bytes a second each way of the syncer and of a
     learner. checkpoint_every: steps, 0 for the last one only. interval: H, inner steps between two
     synchronisations of a fragment. step_seconds: of one inner step, or None when it is not known.
+    iso_fragments: how many of the fragments are merged by iso.
     """
 
     numels: tuple[int, ...]
@@ -65,6 +66,7 @@ class Need:
     background: bool
     interval: float
     step_seconds: float | None
+    iso_fragments: int = 0
 
     @property
     def parameters(self) -> int:
@@ -321,4 +323,10 @@ def _notes(need: Need, parts: tuple[Item, ...], interval: float | None) -> tuple
         )
     if need.pipeline > len(need.numels):
         notes.append(f"only {len(need.numels)} rounds can be in flight: each is on a fragment of its own")
+    if need.iso_fragments:
+        notes.append(
+            f"{need.iso_fragments} of the fragments are merged by iso: the singular value decompositions of "
+            "their matrices are in no figure here, neither their time nor their memory (with --iso-backend "
+            "scalar some four f64 copies of a matrix for each thread that merges)"
+        )
     return tuple(notes)

@@ -20,6 +20,7 @@ import numpy as np
 from yeto_proto import dtypes
 from yeto_proto._generated.constants import CHUNK_SLICE
 from yeto_proto._generated.types import Dtype, MergeMode
+from yeto_proto.pool import BufferPool
 from yeto_syncer.core import merge
 from yeto_syncer.core.jobs import F32, Answer, Link, MergeJob, MergeTensors
 from yeto_syncer.shell.checks import encode
@@ -34,16 +35,17 @@ REPEATS: Final = 3
 def merge_rate(learners: int, dtype: Dtype, mode: MergeMode, correction: bool, threads: int) -> float:
     """Answer values a second of a whole merge with its outer step."""
     momentum = _noise(0)
-    answers = [
-        Answer(
-            Link(number, 1), 1.0 + number, dtype, memoryview(bytes(dtypes.encode(dtype, _noise(number + 1))))
-        )
-        for number in range(min(learners, 4))
-    ]
+    memory = BufferPool()  # as the syncer: what arrives and what is made lie in memory that is used again
+    answers = []
+    for number in range(min(learners, 4)):
+        encoded = memoryview(dtypes.encode(dtype, _noise(number + 1))).cast("B")
+        received = memory.take(len(encoded))
+        received[:] = encoded
+        answers.append(Answer(Link(number, 1), 1.0 + number, dtype, received))
     layout = MergeTensors(mode, np.full(SAMPLE_TENSORS, SAMPLE_VALUES // SAMPLE_TENSORS, np.uint64), None)
     job = MergeJob(1, 1, 0, _noise(99), momentum, layout, tuple(answers), 0.7, 0.9, correction)
     with ThreadPoolExecutor(threads) as pool:
-        spent = _best(lambda: merge.run(job, pool.map))
+        spent = _best(lambda: merge.run(job, pool.map, empty=memory.empty))
     return len(answers) * SAMPLE_VALUES / spent
 
 

@@ -39,17 +39,21 @@ def examine(message: Message, session: Session, spread: Map = map, allocate: All
     `allocate` gives the memory of values that are decoded.
     Raises NonFinite or BadScale with the offset of the value, FrameTooLarge when there is no memory for it.
     """
-    if isinstance(message, PushFragment):
-        dtypes.check_finite(session.dtype, message.delta)
-    if isinstance(message, InitParams):
-        numel = session.numel(message.fragment_id)
-        try:
+    try:
+        if isinstance(message, PushFragment):
+            dtypes.check_finite(session.dtype, message.delta)
+        if isinstance(message, InitParams):
+            numel = session.numel(message.fragment_id)
             return _decode(session.bulk_dtype, message.tensor, numel, spread, allocate)
-        except MemoryError:
-            detail = "there is no memory to decode a payload of this size"
-            seen = len(message.tensor)
-            raise RULES["header.len.limit"].error_at(offset=None, seen=seen, detail=detail) from None
+    except MemoryError:
+        raise no_memory("a payload", bulk_size(message)) from None
     return None
+
+
+def no_memory(what: str, size: int) -> YetoError:
+    """The error of a peer whose bytes cannot be decoded for want of memory; it costs that peer alone."""
+    detail = f"there is no memory to decode {what} of this size"
+    return RULES["header.len.limit"].error_at(offset=None, seen=size, detail=detail)
 
 
 def _decode(dtype: Dtype, tensor: Buffer, numel: int, spread: Map, allocate: Allocate) -> F32:

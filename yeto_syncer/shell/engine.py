@@ -16,9 +16,6 @@ from yeto_syncer.core.events import Event
 BACKLOG = 4096
 """Effects that may wait behind a blocking save before the sockets are no longer read."""
 
-SECOND_SIGNAL = 128
-"""Exit codes above this are for a second signal, which waits for nothing."""
-
 
 class Core(Protocol):
     """The coordinator."""
@@ -95,13 +92,16 @@ class Engine:
 
     def _step(self, event: Event) -> None:
         effects = self._core.step(self._now(), event)
-        self._effects.extend(effects)
-        if self._held:
+        if self._held and any(isinstance(effect, Exit) and effect.at_once for effect in effects):
+            # What waits is dropped. What belongs to the end itself, a line on the tape and a marker that has
+            # to go, is not; the shell's answer whether to wait does not count any more.
+            self._held = False
+            self._effects.clear()
+            self._ended = True
             for effect in effects:
-                if isinstance(effect, Exit) and effect.code > SECOND_SIGNAL:
-                    self._ended = True
-                    self._perform(effect)
-                    return
+                self._perform(effect)
+            return
+        self._effects.extend(effects)
         self._perform_line()
 
     def _perform_line(self) -> None:

@@ -21,6 +21,9 @@ from yeto_syncer.shell.outbound import CONTROL, Outbound, Payload
 WRITE_TURN = 8 << 20
 """Bytes written for one group before the others get their turn."""
 
+STREAMS_WAIT_S = 2.0
+"""How long bulk waits for the data streams that a HELLO announced. Then it goes over those that are there."""
+
 CONTROL_BYTES = 1 << 20
 """Small frames that may wait for one learner, beside two manifests."""
 
@@ -29,6 +32,8 @@ class Clock(Protocol):
     """What the group needs of the event loop."""
 
     def time(self) -> float: ...
+
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> object: ...
 
 
 class Group:
@@ -45,6 +50,7 @@ class Group:
         wake: Callable[[Group], None],
         allocate: Allocate = fresh,
         tell: Callable[[FrameType, int], None] = lambda kind, size: None,
+        announced: int = 0,
     ) -> None:
         self.link = link
         self.session = session
@@ -52,14 +58,22 @@ class Group:
         self.sockets: dict[int, Connection] = {CONTROL: control}
         self.lane = Lane(post)
         self.checks = 0
-        self.held: list[Connection] = []
+        self._pauses: set[str] = set()
         self.overflowed = False
         self._closed = False
         self._clock = clock
         self._post = post
         self._lost = lost
         manifest = payload_limit(FrameType.FINAL_MANIFEST, Role.LEARNER, session)
-        self._outbound = Outbound(lambda: wake(self), CONTROL_BYTES + 2 * manifest, tell=tell)
+        self._outbound = Outbound(
+            lambda: wake(self), CONTROL_BYTES + 2 * manifest, tell=tell, announced=announced
+        )
+        if announced:
+            clock.call_later(STREAMS_WAIT_S, self._wait_no_more)
+
+    def _wait_no_more(self) -> None:
+        self._outbound.wait_no_more()
+        self.flush()
 
     @property
     def control(self) -> Connection:
@@ -87,11 +101,29 @@ class Group:
         """Use one more data socket, for messages that start from now on."""
         self.sockets[stream_idx] = conn
         self._outbound.attach(stream_idx)
+        for reason in self._pauses:
+            conn.hold(reason)
 
     def detach(self, stream_idx: int) -> None:
         """A data socket has ended."""
         del self.sockets[stream_idx]
         self._outbound.detach(stream_idx)
+
+    def pause(self, reason: str) -> None:
+        """Read nothing more from any socket of the group, until `resume` was called for the same reason."""
+        if reason in self._pauses or self._closed:
+            return
+        self._pauses.add(reason)
+        for conn in self.sockets.values():
+            conn.hold(reason)
+
+    def resume(self, reason: str) -> None:
+        """One reason to pause has gone."""
+        if reason not in self._pauses:
+            return
+        self._pauses.remove(reason)
+        for conn in list(self.sockets.values()):
+            conn.release(reason)
 
     def send(self, message: Message) -> None:
         """Queue a small frame; `overflowed` tells when too many wait."""

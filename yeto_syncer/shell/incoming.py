@@ -1,7 +1,8 @@
 """Messages of admitted groups on their way to the coordinator: counted, checked, and kept in their order.
 
 Small ones are checked on the event loop, large ones by the workers, while the lane of the group keeps their
-places.
+places. What waits in a lane is bounded: none of the sockets of its group is read at the limit. A message that
+has to wait is a sign of life all the same, and the coordinator hears of it at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from yeto_proto._generated.messages import Message
 from yeto_proto._generated.types import FrameType
 from yeto_proto.memory import Allocate
 from yeto_proto.writer import frame
-from yeto_syncer.core.events import Received, Refused
+from yeto_syncer.core.events import Heard, Received, Refused
 from yeto_syncer.core.jobs import F32
 from yeto_syncer.core.merge import Map
 from yeto_syncer.shell.checks import INLINE_BYTES, bulk_size, examine
@@ -24,7 +25,10 @@ from yeto_syncer.shell.group import Group
 from yeto_syncer.shell.workers import Workers
 
 CHECKS_IN_FLIGHT = 4
-"""Bulk messages of one group that may be under check; then its sockets are not read."""
+"""Bulk messages of one group that may be under check; then none of its sockets is read."""
+
+LANE_LIMIT = 4096
+"""Messages of one group that may wait behind those under check; then none of its sockets is read."""
 
 TYPES = {kind: {"type": kind.name} for kind in FrameType}
 """The labels by which frames are counted."""
@@ -53,32 +57,36 @@ class Incoming:
         kind = TYPES[message.frame_type]
         self._counters.add("received_messages", kind)
         self._counters.add("received_bytes", kind, size or sum(map(len, frame(message))))
-        if not size:
-            group.lane.put(Received(conn.number, group.link, message))
+        if size > INLINE_BYTES:
+            self._examine(conn, group, message)
             return True
-        if size <= INLINE_BYTES:
+        values = None
+        if size:
             try:
                 values = examine(message, group.session)
             except YetoError as error:
                 conn.hold("broken")
                 self._broken(conn, error)
                 return False
-            group.lane.put(Received(conn.number, group.link, message, values))
-            return True
-        self._examine(conn, group, message)
+        self._put(group, Received(conn.number, group.link, message, values))
         return True
+
+    def _put(self, group: Group, event: Received) -> None:
+        if len(group.lane):
+            group.lane.overtake(Heard(group.link))
+        group.lane.put(event)
+        if len(group.lane) >= LANE_LIMIT:
+            group.pause("lane")
 
     def _examine(self, conn: Connection, group: Group, message: Message) -> None:
         fill = group.lane.reserve()
+        group.lane.overtake(Heard(group.link))
         group.checks += 1
         if group.checks >= CHECKS_IN_FLIGHT:
-            group.held.append(conn)
-            conn.hold("checks")
+            group.pause("checks")
 
         def examined(future: Future[F32 | None]) -> None:
             group.checks -= 1
-            while group.held:
-                group.held.pop().release("checks")
             try:
                 values = future.result()
             except YetoError as error:
@@ -86,5 +94,8 @@ class Incoming:
                 fill(Refused(conn.number, error))
             else:
                 fill(Received(conn.number, group.link, message, values))
+            group.resume("checks")
+            if len(group.lane) < LANE_LIMIT:
+                group.resume("lane")
 
         self._workers.submit(lambda: examine(message, group.session, self._spread, self._allocate), examined)

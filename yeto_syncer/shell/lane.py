@@ -15,6 +15,14 @@ class Lane:
         self._post = post
         self._line: deque[list[Event]] = deque()
 
+    def __len__(self) -> int:
+        """Events that wait."""
+        return len(self._line)
+
+    def overtake(self, event: Event) -> None:
+        """An event that may come before those that wait; posted at once."""
+        self._post(event)
+
     def put(self, event: Event) -> None:
         """An event that is ready; posted at once when nothing stands before it."""
         if self._line:

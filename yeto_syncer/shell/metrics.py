@@ -69,7 +69,7 @@ GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "learners_connected": ("Learners that are connected now.", ()),
     "learners_ready": ("Learners that a round would capture now.", ()),
     "quorum": ("Answers that let a round close.", ()),
-    "learner_connected": ("1 while the learner is connected.", ("learner",)),
+    "learner_connected": ("1 while the learner, which is no observer, is connected.", ("learner",)),
     "learner_connections": ("Connections of the learner that this process admitted.", ("learner",)),
     "learner_step_seconds": ("Estimated time of one inner step.", ("learner",)),
     "learner_quiet_seconds": ("Time since something came from the learner.", ("learner",)),
@@ -207,7 +207,7 @@ class Metrics(Collector):
             if number is not None:
                 put("fragment_version", number, fragment)
         connected = {each.learner_id for each in run.connections}
-        for learner in sorted(connected | board.learners.keys()):
+        for learner in sorted((connected | board.learners.keys()) - set(run.observers)):
             put("learner_connected", float(learner in connected), learner)
         for each in run.connections:
             put("learner_quiet_seconds", each.quiet_s, each.learner_id)

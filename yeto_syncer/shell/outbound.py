@@ -2,9 +2,10 @@
 
 Small frames go to the control stream, first in, first out. Bulk messages (BCAST_FRAGMENT, FINAL_FRAGMENT)
 wait in one line per connection group; the one in front is cut into CHUNK frames that are dealt to the
-attached data streams in turn, or to the control stream when none is attached (D8). Only a few chunks are
-cut ahead of the kernel, so a slow reader holds references to arrays that exist anyway, and a newer
-version can still replace an older one that has not started (D13).
+attached data streams in turn, or to the control stream when none is attached (D8). Data sockets come a
+moment after the HELLO that announced them, so bulk waits for them, until the owner calls `wait_no_more`.
+Only a few chunks are cut ahead of the kernel, so a slow reader holds references to arrays that exist anyway,
+and a newer version can still replace an older one that has not started (D13).
 """
 
 from __future__ import annotations
@@ -146,8 +147,9 @@ class Outbound:
     """The outbound side of one connection group.
 
     `wake` is called (on the event loop) when a payload that the group waited for has been encoded.
-    `control_limit` bounds the bytes of small frames that may wait. `tell` hears of each frame that is queued
-    for a stream: the type of its message, and its bytes.
+    `control_limit` bounds the bytes of small frames that may wait. `announced` is how many data streams are
+    to come: bulk starts when all of them are attached, or `wait_no_more` was called. `tell` hears of each
+    frame that is queued for a stream: the type of its message, and its bytes.
     """
 
     def __init__(
@@ -156,8 +158,10 @@ class Outbound:
         control_limit: int,
         cutter: Cutter = slices,
         tell: Callable[[FrameType, int], None] = lambda kind, size: None,
+        announced: int = 0,
     ) -> None:
         self._wake = wake
+        self._awaited = announced
         self._tell = tell
         self._control_limit = control_limit
         self._cutter = cutter
@@ -231,6 +235,12 @@ class Outbound:
     def attach(self, stream_idx: int) -> None:
         """A data socket has joined; messages that start from now on use it."""
         self._streams[stream_idx] = Stream()
+        if len(self._streams) > self._awaited:  # one of them is the control stream
+            self._awaited = 0
+
+    def wait_no_more(self) -> None:
+        """Go on with the streams that are attached, whatever was announced."""
+        self._awaited = 0
 
     def detach(self, stream_idx: int) -> None:
         """A data socket has gone. A message of which it still held a part can never be completed by its
@@ -345,6 +355,8 @@ class Outbound:
             entry.payload.want(self._wake)
             if not entry.payload.ready:
                 return False
+        if self._awaited:
+            return False
         if self._front:
             self._front.popleft()
         else:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from yeto_proto._generated.types import MergeMode
@@ -49,7 +50,7 @@ from yeto_syncer.core.events import (
     Tick,
 )
 from yeto_syncer.core.jobs import FoldJob, MergeJob, MergeResult
-from yeto_syncer.core.merge import Map
+from yeto_syncer.core.merge import Flatten, Map, flatten_each
 from yeto_syncer.core.merge import fold as run_fold
 from yeto_syncer.core.merge import run as run_merge
 from yeto_syncer.shell.counters import Counters
@@ -62,7 +63,7 @@ from yeto_syncer.shell.workers import Workers, settled
 
 INLINE_MERGE = 1 << 16
 """Values of all answers of a merge that is done on the event loop: that takes less time than changing
-threads."""
+threads. iso is never done there: its time grows faster than the values."""
 
 
 class Line(Protocol):
@@ -97,6 +98,7 @@ class Performer:
         pool: BufferPool,
         counters: Counters,
         watch: Watcher | None = None,
+        spectra: Map = map,
     ) -> None:
         self._loop = loop
         self._server = server
@@ -109,12 +111,14 @@ class Performer:
         self._merging = Workers("merge", 1, loop)
         self._spread = spread
         self._svd = svd
+        # A decomposition takes long, so the threads that encode broadcasts and decode values do none of them.
+        self._flatten: Flatten = svd.flatten if svd is not None else partial(flatten_each, map=spectra)
         self._pool = pool
         self._writing = Workers("checkpoint", 1, loop)
         self._counters = counters
         self._watch = watch
         self._actions: Mapping[type, Callable[[Any], bool | None]] = {
-            Accept: lambda e: server.accept(e.conn, e.link, e.session),
+            Accept: lambda e: server.accept(e.conn, e.link, e.session, e.num_streams),
             Attach: lambda e: server.attach(e.conn, e.link, e.stream_idx),
             Refuse: lambda e: server.refuse(e.conn, e.error),
             Send: lambda e: server.send(e.link, e.message),
@@ -176,7 +180,7 @@ class Performer:
             else:
                 self._post(MergeFailed(job.step, job.attempt, f"{type(error).__name__}: {error}"))
 
-        flatten = self._svd.flatten if self._svd is not None and job.tensors.mode == MergeMode.ISO else None
+        flatten = self._flatten if job.tensors.mode == MergeMode.ISO else None
         if flatten is None and job.params.size * max(len(job.answers), 1) <= INLINE_MERGE:
             merged(settled(lambda: run_merge(job)))
         else:

@@ -22,7 +22,7 @@ from yeto_syncer.core.events import Stop
 from yeto_syncer.shell import crashpoints, start
 from yeto_syncer.shell.counters import Counters
 from yeto_syncer.shell.doorman import Doorman
-from yeto_syncer.shell.engine import SECOND_SIGNAL, Engine
+from yeto_syncer.shell.engine import Engine
 from yeto_syncer.shell.listener import Listener
 from yeto_syncer.shell.logs import Log
 from yeto_syncer.shell.pages import Page, Pages
@@ -41,6 +41,9 @@ LAST_WORDS_S = 2.0
 
 THREADS_S = 0.2
 """How long idle threads get to end. One that is still at work does not hold up the exit."""
+
+SECOND_SIGNAL = 128
+"""Exit codes above this are for a second signal, after which nobody is told anything."""
 
 MOST_PARTS = 32
 """Default for `--merge-threads` on machines with more cores than this."""
@@ -90,11 +93,16 @@ class Process:
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._failed)
         self._values = Workers("values", VALUE_THREADS, self._loop)
+        # A stranger's long layout must not wait behind values, nor values behind it.
+        self._greeting = Workers("hello", 1, self._loop)
         threads = merge_threads(settings["merge_threads"])
         # Threads that do the parts of a merge, a decoding or an encoding while the thread that asked waits; a
         # single one would only take its place.
         self._parts = Workers("part", threads, self._loop) if threads > 1 else None
         spread = self._parts.map if self._parts is not None else map
+        # An iso merge waits for these alone, so that broadcasts are encoded and values checked meanwhile.
+        alone = threads == 1 or prepared.svd is not None
+        self._spectra = None if alone else Workers("spectrum", threads, self._loop)
         memory = BufferPool()
         watched = prepared.metrics is not None or prepared.status is not None
         coordinator = Coordinator(config, prepared.resumed, taping=watched)
@@ -112,6 +120,7 @@ class Process:
             self._loop,
             self._engine,
             self._values,
+            self._greeting,
             spread,
             prepared.key,
             config.write_timeout_s,
@@ -134,6 +143,7 @@ class Process:
             memory,
             self._counters,
             watch,
+            map if self._spectra is None else self._spectra.map,
         )
         self._performer.connect(self._engine)
         self._listener = Listener(
@@ -246,7 +256,8 @@ class Process:
             self._loop.run_until_complete(asyncio.sleep(0))  # what was cancelled ends
         if self._prepared.svd is not None:
             self._prepared.svd.close()  # a merge that still waits for it can then end
-        pools = [self._values] if self._parts is None else [self._values, self._parts]
-        ended = [self._performer.close(THREADS_S), *(workers.close(THREADS_S) for workers in pools)]
+        pools = [self._values, self._greeting, self._parts, self._spectra]
+        ended = [self._performer.close(THREADS_S)]
+        ended += [workers.close(THREADS_S) for workers in pools if workers is not None]
         self.busy = not all(ended)
         self._loop.close()

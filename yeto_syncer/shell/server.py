@@ -31,6 +31,7 @@ from yeto_syncer.core.events import (
 )
 from yeto_syncer.core.jobs import Link
 from yeto_syncer.core.merge import Map
+from yeto_syncer.shell.checks import no_memory
 from yeto_syncer.shell.connection import Connection
 from yeto_syncer.shell.counters import Counters
 from yeto_syncer.shell.doorman import Doorman
@@ -65,6 +66,7 @@ class Server:
         loop: asyncio.AbstractEventLoop,
         line: Line,
         workers: Workers,
+        greeting: Workers,
         spread: Map,
         key: bytes | None,
         write_timeout_s: float,
@@ -75,7 +77,7 @@ class Server:
     ) -> None:
         self.loop = loop
         self._line = line
-        self._workers = workers
+        self._greeting = greeting
         self._key = key
         self._doorman = doorman
         self._counters = counters
@@ -155,12 +157,15 @@ class Server:
                     self._line.post(HelloReceived(conn.number, hello))
 
         def parse(known: Session | None = self._session) -> Hello:
-            return decode_hello(payload, known=known, key=self._key)
+            try:
+                return decode_hello(payload, known=known, key=self._key)
+            except MemoryError:
+                raise no_memory("a HELLO", len(payload)) from None
 
         if len(payload) <= INLINE_HELLO:
             parsed(settled(parse))
         else:
-            self._workers.submit(parse, parsed)
+            self._greeting.submit(parse, parsed)
 
     def _may_be(self, conn: Connection, frame: str, learner_id: int) -> bool:
         # D25: with a client CA, the certificate of every socket names its learner.
@@ -236,8 +241,8 @@ class Server:
 
     # -- what the coordinator asks for
 
-    def accept(self, number: int, link: Link, session: Session) -> None:
-        """The socket is the control stream of a new group."""
+    def accept(self, number: int, link: Link, session: Session, num_streams: int) -> None:
+        """The socket is the control stream of a new group, whose HELLO announced so many data streams."""
         conn = self._connections.get(number)
         if conn is None or conn.is_over:
             return
@@ -253,6 +258,7 @@ class Server:
             self._wake,
             self._pool.take,
             self._queued,
+            num_streams,
         )
         self._groups[link] = group
         self._join(conn, group)
@@ -265,6 +271,7 @@ class Server:
             return
         group.attach(stream_idx, conn)
         self._join(conn, group)
+        self._dirty[group] = None  # bulk may have waited for this stream
 
     def _join(self, conn: Connection, group: Group) -> None:
         self._member_of[conn.number] = group

@@ -251,7 +251,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     _s("max_base_lag", "rounds", U64, None, unset="any base",
        help="Refuse answers whose base is more than this many versions old."),
     _s("island_lease_s", "rounds", REAL, 0.0, unit="seconds",
-       help="Close a learner that was not heard for this long; 0 is off."),
+       help="Close a learner (no observer) that was not heard for this long; 0 is off."),
     _s("final_ack_timeout_s", "rounds", U64, None, unit="seconds", unset="--quorum-timeout-s",
        help="How long finalization waits for every FINAL_ACK."),
     _s("fold", "rounds", named(*FOLDS), "at-close",

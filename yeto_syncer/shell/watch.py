@@ -159,12 +159,14 @@ class Watch:
             row["catch_up"] = {"done": fragments - (left or 0), "of": fragments}
 
     def _warnings(self, run: RunView) -> list[str]:
-        found = warnings(self.board)
+        found = warnings(self.board, run.observers)
         if not self._durable:
             found.append("There is no --checkpoint-path: if this process ends early, the run is lost.")
         if run.phase == "waiting" and len(run.connections) < run.learners:
             found.append(f"{len(run.connections)} of {run.learners} learners are here.")
-        if run.phase == "training" and not any(each.state == "ready" for each in run.connections):
+        if run.phase == "training" and not any(
+            each.state == "ready" and not each.observer for each in run.connections
+        ):
             found.append("No learner is ready: nothing moves until one has caught up.")
         for each in run.rounds:
             if each.quorum_s is None and each.age_s > SLOW_QUORUM_S:
@@ -174,7 +176,8 @@ class Watch:
                     f"{each.age_s:.0f} s; it waits for {waits}."
                 )
         for connection in run.connections:
-            if connection.quiet_s > QUIET_S and run.phase == "training":
+            # An observer has nothing to say.
+            if connection.quiet_s > QUIET_S and run.phase == "training" and not connection.observer:
                 found.append(
                     f"Nothing came from learner {connection.learner_id} for {connection.quiet_s:.0f} s."
                 )

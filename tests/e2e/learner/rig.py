@@ -100,6 +100,19 @@ class Initializer:
         return True
 
 
+class OnlyFirst(Initializer):
+    """A syncer whose next process has no parameters: INIT of later connections is left to the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first: Peer | None = None
+
+    def __call__(self, peer: Peer, message: Message) -> bool:
+        if self._first is None:
+            self._first = peer
+        return peer is self._first and super().__call__(peer, message)
+
+
 @contextmanager
 def running(
     arrays: dict[str, npt.NDArray[np.float32]] | None = None,

@@ -6,12 +6,24 @@ import queue
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.e2e.learner.rig import flat, parameters, quiet, running, send_cut, train, wire_values
-from tests.e2e.scripted_syncer import WAIT, Peer
+from tests.e2e.learner.rig import (
+    OnlyFirst,
+    arrived,
+    caught_up,
+    flat,
+    parameters,
+    quiet,
+    running,
+    send_cut,
+    train,
+    wire_values,
+)
+from tests.e2e.scripted_syncer import WAIT, Peer, ScriptedSyncer
 from yeto_learner import Learner, ProtocolError, final_cut
 from yeto_proto._generated import messages as wire
 
@@ -72,6 +84,107 @@ def test_a_cut_that_stays_incomplete_leaves_the_parameters_untouched() -> None:
         for name, array in arrays.items():
             np.testing.assert_array_equal(array, before[name])
         peer.expect_nothing()  # no acknowledgement
+
+
+@pytest.mark.parametrize("max_reconnects", [None, 0])
+def test_who_finished_too_early_trains_on_with_what_was_broadcast_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, max_reconnects: int | None
+) -> None:
+    arrays = parameters()
+    latest: dict[int, bytes] = {}
+    with running(arrays, OnlyFirst(), merge_alpha=0.0, max_reconnects=max_reconnects) as (made, peer, syncer):
+        for fragment in range(2):
+            latest[fragment] = wire_values(made, fragment, fragment)[1]
+        wait = made.client.wait_for_final_fragments
+
+        def broadcast_meanwhile(timeout: float | None) -> object:
+            for fragment in range(2):
+                peer.broadcast(fragment, 1, latest[fragment])
+            seen = made.client._link._seen
+            assert made.client.wait_for(
+                lambda: all(seen[fragment].version == 1 for fragment in range(2)), WAIT
+            )
+            return wait(0.01)
+
+        monkeypatch.setattr(made.client, "wait_for_final_fragments", broadcast_meanwhile)
+        with pytest.raises(TimeoutError, match="no FINAL_MANIFEST"):
+            made.finish()
+        again = syncer.next_peer()  # its catch-up is what was dropped
+        for fragment in range(2):
+            again.broadcast(fragment, 1, latest[fragment])
+        caught_up(made)
+        made.step()
+        assert made.versions == [1, 1]
+        for fragment in range(2):
+            np.testing.assert_array_equal(
+                flat(made, arrays, fragment), np.frombuffer(latest[fragment], np.float32)
+            )
+        again.send(wire.PullReq(0, 2, 1))
+        arrived(made, pulls=1)
+        train(arrays)
+        made.step()
+        assert again.expect(wire.PushFragment).base_version == 1
+        if max_reconnects == 0:  # the renewal was not one of them, but a lost connection is one too many
+            again.close()
+            with pytest.raises(RuntimeError, match="all 0 reconnects are used"):
+                made.client.wait_for(lambda: False, WAIT)
+
+
+def test_who_finished_too_early_keeps_its_connection_if_nothing_was_missed() -> None:
+    arrays = parameters()
+    with running(arrays) as (made, peer, _):
+        with pytest.raises(TimeoutError, match="no FINAL_MANIFEST"):
+            made.finish(timeout=0.1)
+        _, data = wire_values(made, 0, 1)
+        peer.broadcast(0, 1, data)
+        arrived(made, updates=1)
+        made.step()
+        assert made.versions == [1, 0]
+        cut = send_cut(made, peer, 9)
+        finisher = threading.Thread(target=made.finish)
+        finisher.start()
+        peer.expect(wire.FinalAck)
+        peer.send(wire.Shutdown())
+        finisher.join(WAIT)
+        assert not finisher.is_alive()
+        np.testing.assert_array_equal(flat(made, arrays, 0), cut[0])
+
+
+@pytest.mark.parametrize("version", [9, 12, 4])
+def test_a_record_that_is_saved_after_the_end_adds_nothing_to_a_longer_run(
+    tmp_path: Path, version: int
+) -> None:
+    arrays, path = {"w": np.zeros(3, np.float32)}, tmp_path / "record.npz"
+    with running(arrays, num_fragments=1) as (made, peer, _):
+        train(arrays, 10.0)
+        made.step()
+        cut = send_cut(made, peer, 9)
+        finisher = threading.Thread(target=made.finish)
+        finisher.start()
+        peer.expect(wire.FinalAck)
+        peer.send(wire.Shutdown())
+        finisher.join(WAIT)
+        made.save_state(path)
+    values = cut[0] if version == 9 else cut[0] + np.float32(1.0)
+
+    def admit(again: Peer) -> None:
+        again.broadcast(0, version, values.tobytes())
+
+    with (
+        ScriptedSyncer(admit=admit) as syncer,
+        Learner(
+            arrays, syncer.address, num_fragments=1, dtype="f32", session_contract="test", resume=path
+        ) as made,
+    ):
+        np.testing.assert_array_equal(arrays["w"], values)
+        again = syncer.next_peer()
+        again.send(wire.PullReq(0, version + 1, 1))
+        arrived(made, pulls=1)
+        train(arrays)
+        made.step(tokens=3)
+        push = again.expect(wire.PushFragment)
+        assert (push.base_version, push.c_steps, push.c_tokens) == (version, 1, 3)
+        np.testing.assert_allclose(np.frombuffer(push.delta, np.float32), 0.25, rtol=1e-5)
 
 
 def test_a_final_value_that_is_not_finite_leaves_the_parameters_untouched() -> None:
@@ -145,3 +258,17 @@ def test_heartbeats_come_from_a_thread_and_stop_with_a_stalled_loop() -> None:
             assert time.monotonic() < deadline, "the heartbeat goes on without progress"
             silence.wait(0.01)
         beat(made, peer)
+
+
+def test_no_stall_is_seen_while_the_end_is_waited_for() -> None:
+    with running(heartbeat_s=0.02, heartbeat_stall_s=0.2) as (made, peer, _):
+        finisher = threading.Thread(target=made.finish)
+        finisher.start()
+        begun = time.monotonic()
+        while time.monotonic() < begun + 0.6:
+            peer.expect(wire.Heartbeat)
+        send_cut(made, peer, 9)
+        peer.expect(wire.FinalAck)
+        peer.send(wire.Shutdown())
+        finisher.join(WAIT)
+        assert not finisher.is_alive()

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.e2e.learner.rig import F32, Initializer, arrived, flat, parameters, running, train, wire_values
+from tests.e2e.learner.rig import (
+    F32,
+    Initializer,
+    arrived,
+    flat,
+    parameters,
+    running,
+    train,
+    wait_until,
+    wire_values,
+)
 from tests.e2e.processes import reserved_port
 from tests.e2e.scripted_syncer import Peer, ScriptedSyncer
 from yeto_learner import Learner, SessionRejectedError, initial_cut
@@ -95,6 +106,60 @@ def test_a_cut_that_does_not_come_is_told_while_it_is_waited_for_and_then_a_clea
             break
     assert caplog.text.count("waiting for the first broadcasts") == 1
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("yeto-")] == []
+
+
+def test_heartbeats_come_during_the_initial_cut_however_short_a_stall_may_be() -> None:
+    initializer, enough = Initializer(), threading.Event()
+    beats: list[int] = []
+
+    def on_message(peer: Peer, message: Message) -> bool:
+        if isinstance(message, wire.Heartbeat):
+            beats.append(message.local_step)
+            if len(beats) == 20:  # 0.4 s, four times the stall
+                enough.set()
+            return True
+        if isinstance(message, wire.InitParams):
+            held.append((peer, message))
+            return True
+        return False
+
+    held: list[tuple[Peer, wire.InitParams]] = []
+
+    def answer() -> None:
+        wait_until(lambda: enough.is_set() and len(held) == 2)
+        for peer, message in held:
+            initializer(peer, message)
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    with running(on_message=on_message, heartbeat_s=0.02, heartbeat_stall_s=0.1, num_streams=0):
+        pass
+    answering.join()
+    assert enough.is_set()
+    assert set(beats) == {0}
+
+
+def test_a_resumed_learner_tells_its_step_in_the_first_heartbeat(tmp_path: Path) -> None:
+    path = tmp_path / "record.npz"
+    with running() as (made, _, _):
+        for _ in range(3):
+            made.step()
+        made.save_state(path)
+    beats: list[int] = []
+    heard = threading.Event()
+
+    def on_message(peer: Peer, message: Message) -> bool:
+        if isinstance(message, wire.Heartbeat):
+            beats.append(message.local_step)
+            if not heard.is_set():
+                heard.set()
+                for fragment in range(2):
+                    peer.broadcast(fragment, 0, bytes(4 * peer.session.numel(fragment)))
+        return True
+
+    with running(on_message=on_message, heartbeat_s=0.02, resume=path) as (made, _, _):
+        assert made.local_step == 3
+    assert set(beats) == {3}
 
 
 def test_an_unreachable_syncer_leaves_nothing_behind() -> None:

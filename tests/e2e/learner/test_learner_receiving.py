@@ -183,3 +183,33 @@ def test_an_error_text_that_is_not_utf8_is_shown(
     text = b"no \xff way"
     syncer.next_peer().send_bytes(header(FrameType.ERROR, len(text)) + text)
     assert "syncer rejected protocol session" in str(failure(client))
+
+
+def test_values_on_the_control_stream_pause_like_those_on_data_streams(
+    syncer: ScriptedSyncer, make: Callable[..., SyncerClient]
+) -> None:
+    """Small frames are read on while values are not, up to the first frame of values (D8)."""
+    numel = 500_000
+    client = make(build_layout({"w": numel}, 1), receive_budget=4 * numel, num_streams=1)
+    peer = syncer.next_peer()
+    sent = threading.Event()
+
+    def flood() -> None:
+        for version in range(40):  # 80 MB: more than the kernel holds
+            peer.send(wire.BcastFragment(0, version, values(numel, version)))
+        sent.set()
+
+    flooder = threading.Thread(target=flood)
+    peer.send(wire.BcastFragment(0, 0, values(numel, 0)), stream=1)
+    until(client, lambda: client.has_updates)
+    peer.send(wire.PullReq(0, 1, 1))
+    until(client, lambda: bool(client._link._pulls))
+    flooder.start()
+    assert not sent.wait(0.3)
+    assert client._link.update_bytes <= 8 * numel
+    versions: list[int] = []
+    while not versions or versions[-1] < 39:
+        until(client, lambda: client.has_updates)
+        versions += [update.version for update in client.drain_updates()]
+    flooder.join(WAIT)
+    assert versions == list(range(40))

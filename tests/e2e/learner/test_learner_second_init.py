@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.learner.rig import (
-    Initializer,
+    OnlyFirst,
     arrived,
     caught_up,
     flat,
@@ -21,20 +21,6 @@ from tests.e2e.learner.rig import (
 from tests.e2e.scripted_syncer import WAIT, Peer, ScriptedSyncer
 from yeto_learner import Learner, channel, connection
 from yeto_proto._generated import messages as wire
-from yeto_proto._generated.messages import Message
-
-
-class OnlyFirst(Initializer):
-    """A syncer whose next process has no parameters: INIT of later connections is left to the test."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._first: Peer | None = None
-
-    def __call__(self, peer: Peer, message: Message) -> bool:
-        if self._first is None:
-            self._first = peer
-        return peer is self._first and super().__call__(peer, message)
 
 
 def redialled(made: Learner, first: Peer, syncer: ScriptedSyncer) -> Peer:
@@ -182,3 +168,27 @@ def test_nothing_is_sent_while_it_is_away(monkeypatch: pytest.MonkeyPatch) -> No
         made.step()
         for _ in range(2):
             second.expect(wire.InitParams)
+
+
+def test_a_learner_that_does_not_wait_sends_its_values_again_to_a_syncer_that_lost_them() -> None:
+    arrays = parameters()
+    with running(arrays, lambda peer, message: False, initial_cut_timeout_s=0, init_probe_s=0.0) as (
+        made,
+        first,
+        syncer,
+    ):
+        for _ in range(2):
+            first.expect(wire.InitParams)
+        train(arrays)
+        made.step()
+        second = redialled(made, first, syncer)
+        made.step()
+        got = {
+            each.fragment_id: bytes(each.tensor) for each in (second.expect(wire.InitParams) for _ in "ab")
+        }
+        assert got == {fragment: flat(made, arrays, fragment).tobytes() for fragment in range(2)}
+        for fragment in range(2):
+            second.broadcast(fragment, 0, got[fragment])
+        caught_up(made)
+        made.step()
+        assert made.versions == [0, 0]

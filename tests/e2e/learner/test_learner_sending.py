@@ -65,6 +65,7 @@ def test_chunks_go_round_the_data_streams(
     assert group is not None
     for index, outbox in enumerate(group.outboxes):
         monkeypatch.setattr(outbox, "put", watched(outbox.put, index, seen))
+        monkeypatch.setattr(outbox, "offer", watched(outbox.offer, index, seen))
     client.send_init(0, values(4_000_000))
     peer = syncer.next_peer()
     assert peer.expect(wire.InitParams).fragment_id == 0
@@ -126,6 +127,7 @@ def test_an_export_that_fails_reaches_the_caller(
     syncer: ScriptedSyncer, make: Callable[..., SyncerClient]
 ) -> None:
     client = make(build_layout({"w": 6_000_000}, 1))
+    syncer.next_peer()
     threads = threading.active_count()
 
     def parts() -> Iterator[bytes]:
@@ -135,9 +137,8 @@ def test_an_export_that_fails_reaches_the_caller(
     with pytest.raises(ZeroDivisionError, match="the export broke"):
         client.push_fragment_parts(0, 1, 1, 0, 1, 1, 1, parts())
     syncer.next_peer()
-    syncer.next_peer()
     until(client, lambda: client.connected)
-    assert threading.active_count() <= threads + 4  # the scripted syncer serves the new sockets
+    wait_until(lambda: threading.active_count() <= threads + 4)  # the scripted syncer serves the new sockets
 
 
 def test_parts_must_be_contiguous_bytes(make: Callable[..., SyncerClient]) -> None:
@@ -224,3 +225,25 @@ def test_a_push_that_loses_its_link_in_the_middle_says_so(
     assert caught.value.connection_generation == peer.hello.connection_generation
     assert caught.value.queued_chunks >= 1
     assert caught.value.operation == "push_fragment_parts"
+
+
+def test_heartbeats_go_on_behind_a_full_queue_of_bulk_on_the_only_socket() -> None:
+    layout = build_layout({"w": 16_000_000}, 1)
+    with (
+        ScriptedSyncer(admit=lambda peer: peer.reading.clear(), receive_buffer=1 << 16) as stalled,
+        SyncerClient(stalled.address, 0, layout, "f32", 0, connect_timeout=WAIT) as client,
+    ):
+        peer = stalled.next_peer()
+        group = client._connection.group
+        assert group is not None
+        parts = [bytes(CHUNK_SLICE)] * 15 + [bytes(64_000_000 - 15 * CHUNK_SLICE)]
+        pusher = threading.Thread(target=client.send_init_parts, args=(0, parts))
+        pusher.start()
+        wait_until(lambda: group.outboxes[0].queued_bytes > 16 * 1024 * 1024 - 2 * CHUNK_SLICE)
+        client.heartbeat(7)
+        peer.reading.set()
+        pusher.join(WAIT)
+        assert not pusher.is_alive()
+        heard = [peer.inbox.get(timeout=WAIT) for _ in range(2)]
+        assert heard[0] == wire.Heartbeat(0, 7), "it arrived in the middle of the bulk"
+        assert isinstance(heard[1], wire.InitParams)

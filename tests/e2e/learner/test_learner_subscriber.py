@@ -74,6 +74,28 @@ def test_a_broadcast_that_is_not_finite_leaves_the_parameters_untouched() -> Non
         np.testing.assert_array_equal(flat(subscriber, arrays, 1), before)
 
 
+def test_an_observer_that_finished_too_early_follows_on() -> None:
+    arrays = parameters()
+    with (
+        ScriptedSyncer() as syncer,
+        Subscriber(
+            arrays, syncer.address, observer_id=7, num_fragments=2, num_streams=1, session_contract="test"
+        ) as subscriber,
+    ):
+        peer = syncer.next_peer()
+        tensor = values(peer.session.numel(1), 3)
+        data = bytes(dtypes.encode(Dtype.BF16, np.frombuffer(tensor, np.float32)))
+        peer.broadcast(1, 4, data)
+        assert subscriber.client.wait_for(lambda: subscriber.client.has_updates, WAIT)
+        with pytest.raises(TimeoutError, match="no FINAL_MANIFEST"):
+            subscriber.finish(0.1)
+        syncer.next_peer().broadcast(1, 4, data)  # its catch-up
+        assert subscriber.update(timeout=WAIT) == [1]
+        np.testing.assert_array_equal(
+            flat(subscriber, arrays, 1), dtypes.decode(Dtype.BF16, data, peer.session.numel(1))
+        )
+
+
 def test_an_incomplete_final_cut_leaves_the_parameters_untouched() -> None:
     arrays = parameters()
     before = {name: array.copy() for name, array in arrays.items()}

@@ -7,6 +7,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from tests.e2e.learner.rig import failure, until, values
 from tests.e2e.scripted_syncer import WAIT, ScriptedSyncer
 from yeto_learner import SyncerClient
+from yeto_learner.channel import TlsChannel
 from yeto_proto._generated import messages as wire
 from yeto_proto._generated.constants import CHUNK_SLICE
 from yeto_proto.layout import build_layout
@@ -25,10 +27,27 @@ KEY = Path(__file__).with_name("tls_key.pem")
 LAYOUT = build_layout({"w": 3_000_000}, 1)
 
 
+class Shared:
+    """What the scripted syncer needs of a TLS socket, for a thread that reads and one that writes.
+
+    An SSL object is not for two at once.
+    """
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        self._sock, self._channel = sock, TlsChannel(sock)
+        self.recv_into, self.setsockopt, self.close = self._channel.recv_into, sock.setsockopt, sock.close
+
+    def sendall(self, data: bytes) -> None:
+        self._channel.send_all([data])
+
+    def shutdown(self, how: int) -> None:
+        socket.socket.shutdown(self._sock, how)  # of TCP: a TLS goodbye could block
+
+
 def server_wrap() -> Callable[[socket.socket], socket.socket]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATE, KEY)
-    return lambda sock: context.wrap_socket(sock, server_side=True)
+    return lambda sock: cast(socket.socket, Shared(context.wrap_socket(sock, server_side=True)))
 
 
 @pytest.fixture
@@ -46,12 +65,10 @@ def test_bulk_goes_both_ways_at_once(secure: ScriptedSyncer, streams: int) -> No
     down, up = values(3_000_000, 1), values(3_000_000, 2)
     with SyncerClient(secure.address, 0, LAYOUT, "f32", streams, tls=trusting()) as client:
         peer = secure.next_peer()
-        # A TLS socket of the scripted side is not for two threads at once; the client's own are.
         pusher = threading.Thread(target=client.send_init, args=(0, up))
         pusher.start()
         assert bytes(peer.expect(wire.InitParams).tensor) == up
         pusher.join(WAIT)
-        peer.reading.clear()
         peer.broadcast(0, 1, down)
         until(client, lambda: client.has_updates)
         np.testing.assert_array_equal(

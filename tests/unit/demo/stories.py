@@ -39,7 +39,7 @@ def story(rounds: int = 12) -> Story:
             del answers[1], expected[1]
         elif step > 6:
             answers[1] = expected[1] = 99
-        result.rounds.append(Round.from_record(record(step, answers, expected), seen_at=step / 10))
+        result.rounds.append(Round.from_record(record(step, answers, expected)))
     for index, trainee in enumerate((*result.learners, result.alone_shard, result.alone_full)):
         for step in range(10, 80, 10):
             trainee.hear(

@@ -117,14 +117,12 @@ def never_kill(evidence: Evidence) -> None:
 def never_come_back(evidence: Evidence) -> None:
     rounds = evidence.story.rounds
     for index in range(6, ROUNDS):
-        rounds[index] = Round.from_record(record(index + 1, {0: 10, 2: 12}), seen_at=1.0)
+        rounds[index] = Round.from_record(record(index + 1, {0: 10, 2: 12}))
 
 
 def reconnect_without_missing_a_round(evidence: Evidence) -> None:
     for index in (4, 5):
-        evidence.story.rounds[index] = Round.from_record(
-            record(index + 1, {0: 10, 1: 11, 2: 12}), seen_at=1.0
-        )
+        evidence.story.rounds[index] = Round.from_record(record(index + 1, {0: 10, 1: 11, 2: 12}))
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ def test_a_growing_tape_is_read_line_by_line(tmp_path: Path) -> None:
 
 
 def test_a_round_keeps_who_was_asked_and_who_answered() -> None:
-    one = Round.from_record(record(6, {0: 7, 2: 9}, {0: 7, 1: 8, 2: 9}), seen_at=1.5)
+    one = Round.from_record(record(6, {0: 7, 2: 9}, {0: 7, 1: 8, 2: 9}))
     assert one.responders == {0, 2}
     assert one.expected == ((0, 7), (1, 8), (2, 9))
-    assert (one.step, one.fragment, one.seen_at) == (6, 1, 1.5)
+    assert (one.step, one.fragment) == (6, 1)
 
 
 def test_lives_are_told_apart_by_the_generation() -> None:

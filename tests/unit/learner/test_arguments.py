@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from yeto_learner import Learner
-from yeto_learner.arguments import environment_key, parse_contract, parse_dtype, parse_hash
-from yeto_learner.channel import parse_address
+from yeto_learner.arguments import environment_key, parse_contract, parse_dtype, parse_hash, parse_key
+from yeto_learner.channel import address_text, parse_address
 from yeto_learner.errors import SessionRejectedError
 from yeto_proto._generated.types import Dtype
 
@@ -66,11 +67,50 @@ def test_addresses(text: Any, address: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", ["", ":5", "host:x", "host:0", "host:65536", "host:-1", "[::1", "[::1]5", "[]:5", ("", 5)]
+    "bad",
+    [
+        *("", ":5", "host:x", "host:0", "host:65536", "host:-1", "[::1", "[::1]5", "[]:5", ("", 5)),
+        *("a..b:5", ".:5", f"{'x' * 64}.example:5", ("a\0b", 5), "\ud800:5"),
+    ],
 )
 def test_other_addresses_are_refused(bad: Any) -> None:
     with pytest.raises(ValueError, match="HOST:PORT"):
         parse_address(bad)
+
+
+def test_an_address_is_shown_as_it_is_written() -> None:
+    for text in ("host:5", "127.0.0.1:29400", "[::1]:7"):
+        assert address_text(parse_address(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        (b"key", b"key"),
+        (b"key\n", b"key"),
+        (b"key\r\n", b"key"),
+        (b"key\n\n", b"key\n"),
+        (b"key\r\n\r\n", b"key\r\n"),
+        (b"key\r", b"key\r"),
+        (b"\n\xff\x00\r", b"\n\xff\x00\r"),
+    ],
+)
+def test_of_a_key_file_one_newline_at_its_end_is_left_out(tmp_path: Path, content: bytes, key: bytes) -> None:
+    path = tmp_path / "run.key"
+    path.write_bytes(content)
+    assert parse_key(path) == key
+    assert parse_key(content) == content  # bytes are used as they are
+    assert parse_key("k\u00e9y\n") == b"k\xc3\xa9y\n"
+
+
+def test_an_empty_key_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.key"
+    path.write_bytes(b"\r\n")
+    for key in ("", b"", path):
+        with pytest.raises(ValueError, match="hmac_key must not be empty"):
+            Learner({"a": np.zeros(4, np.float32)}, "127.0.0.1:1", session_contract="x", hmac_key=key)
+    with pytest.raises(FileNotFoundError):
+        parse_key(tmp_path / "missing")
 
 
 def test_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

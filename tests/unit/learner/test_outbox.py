@@ -94,7 +94,6 @@ def test_a_full_queue_makes_the_sender_wait(monkeypatch: pytest.MonkeyPatch) -> 
     assert outbox.put([bytes(40)])
     assert wire.entered.acquire(timeout=WAIT_S)
     assert outbox.queued_bytes == 100  # a frame that is being written still counts
-    assert not outbox.offer([b"x"])
     with pytest.raises(TimeoutError):
         outbox.put([b"x"], deadline=time.monotonic() + 0.01)
     wire.open()
@@ -103,11 +102,46 @@ def test_a_full_queue_makes_the_sender_wait(monkeypatch: pytest.MonkeyPatch) -> 
     runner.join()
 
 
+def full(outbox: Outbox) -> bool:
+    try:
+        return not outbox.put([b"x"], deadline=time.monotonic() + 0.01)
+    except TimeoutError:
+        return True
+
+
+def test_a_small_frame_goes_before_the_bulk_that_waits_however_much_that_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_FRAMES", 3)
+    outbox, wire = Outbox(), Wire(open=False)
+    runner = Runner(outbox, wire)
+    for part in (b"a", b"b", b"c"):
+        assert outbox.put([part])
+    assert wire.entered.acquire(timeout=WAIT_S)
+    assert outbox.offer([b"1", b"!"])
+    assert outbox.offer([b"2"])
+    wire.open()
+    for _ in range(4):
+        assert wire.entered.acquire(timeout=WAIT_S)
+    outbox.close()
+    runner.join()
+    assert wire.frames == [b"a", b"1!", b"2", b"b", b"c"]
+    assert outbox.queued_bytes == 0
+
+
+def test_the_number_of_small_frames_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_FIRST", 2)
+    outbox = Outbox()
+    assert outbox.offer([b"a"])
+    assert outbox.offer([b"b"])
+    assert not outbox.offer([b"c"])
+
+
 def test_a_frame_above_the_bound_is_taken_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_BYTES", 100)
     outbox = Outbox()
     assert outbox.put([bytes(1000)])
-    assert not outbox.offer([b"x"])
+    assert full(outbox)
 
 
 def test_the_number_of_frames_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +149,7 @@ def test_the_number_of_frames_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     outbox = Outbox()
     assert outbox.put([b"a"])
     assert outbox.put([b"b"])
-    assert not outbox.offer([b"c"])
+    assert full(outbox)
 
 
 def test_closing_drops_what_waits_and_wakes_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:

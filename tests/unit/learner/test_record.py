@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -60,3 +62,21 @@ def test_a_record_with_another_content_is_refused(tmp_path: Path, meta: dict[str
     np.savez(path, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8))
     with pytest.raises(ValueError, match="is not a resume record"):
         read_record(path)
+
+
+def test_a_failed_write_leaves_the_old_record_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "record.npz"
+    write_record(path, RECORD)
+    before = path.read_bytes()
+
+    def full(stream: BinaryIO, **arrays: object) -> None:
+        stream.write(b"the beginning")
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(OSError, match="no space left"):
+        write_record(path, RECORD)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]

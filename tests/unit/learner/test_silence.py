@@ -32,3 +32,11 @@ def test_no_patience() -> None:
     silence = Silence(0.0)
     assert silence.lasts(100.0, 3, silent=True)
     assert not silence.lasts(100.0, 3, silent=False)
+
+
+def test_a_part_of_a_message_begins_the_patience_anew() -> None:
+    silence = Silence(60.0)
+    assert not silence.lasts(100.0, 3, silent=True, received=5)
+    assert not silence.lasts(160.0, 3, silent=True, received=6)
+    assert not silence.lasts(219.9, 3, silent=True, received=6)
+    assert silence.lasts(220.0, 3, silent=True, received=6)

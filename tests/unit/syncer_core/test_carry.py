@@ -335,9 +335,8 @@ def test_a_late_answer_while_nobody_can_be_captured_waits_for_the_capture() -> N
     assert run.merging is not None and run.merging.step == 4
     for peer in peers[:2]:
         peer.close()
-    Peer(run, 2, 50)  # supersedes, and is not caught up while it is held
     run.hold_deliveries = True
-    Peer(run, 2, 51)
+    Peer(run, 2, 50)  # supersedes, and is not caught up while it is held
     run.finish_merge(finite=False)
     assert not run.tape("attempt_discarded"), "nobody can be captured"
     send_late(peers[2], late, base=0)

@@ -335,12 +335,17 @@ def test_a_failed_background_write_shows_at_the_next_save() -> None:
     assert run.exit is not None and run.exit.code == 1 and "disk full" in run.exit.message
 
 
-def test_a_failed_background_write_that_is_waited_for_ends_the_run() -> None:
+@pytest.mark.parametrize("well_again", [True, False])
+def test_the_last_save_is_tried_although_a_background_write_has_failed(well_again: bool) -> None:
     run, peers = training(config=config(total_steps=3, **BACKGROUND), hold_saves=True)
     play(peers)
     run.finish_save("disk full")
-    assert run.exit is not None and run.exit.code == 1
-    assert not any(deliver.final for deliver in run.of(Deliver))
+    assert run.logged("background checkpoint failed") and run.exit is None
+    assert saves(run)[-1] == (SaveKind.TERMINAL, 3)
+    run.finish_save(None if well_again else "disk full")
+    assert any(deliver.final for deliver in run.of(Deliver)) == well_again
+    assert (run.exit is None) == well_again
+    assert run.exit is None or run.exit.code == 1
 
 
 # -- tape ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.driver import Driver, Peer, saves
 from tests.unit.syncer_core.runs import config, play, training
 from yeto_proto._generated.errors import BadRevision, BudgetNotExpected
-from yeto_proto._generated.messages import BudgetDone, FinalManifest, PullReq, Shutdown
+from yeto_proto._generated.messages import BudgetDone, FinalAck, FinalManifest, PullReq, Shutdown
 from yeto_syncer.core.coordinator import Phase
 from yeto_syncer.core.effects import (
     Deliver,
@@ -394,3 +394,18 @@ def test_an_observer_alone_is_nobody_to_finish_with() -> None:
         peer.close()
     run.finish_merge()
     assert run.exit is not None and run.exit.code == 1
+
+
+def test_a_learner_that_dials_again_and_again_holds_few_connections() -> None:
+    run, peers = finalizing()
+    peers[0].send(FinalAck(4))
+    run.hold_deliveries = True
+    again = [[Peer(run, learner, 100 + number) for number in range(50)] for learner in (0, 1)]
+    assert peers[0].connected, "its acknowledgement counts, and it is still to be let go"
+    assert peers[1].connected, "it has the whole cut and may acknowledge it"
+    for each in again:
+        assert [peer for peer in each if peer.connected] == each[-2:]
+    peers[1].send(FinalAck(4))
+    peers[2].send(FinalAck(4))
+    assert [shut_down(peer) for peer in peers] == [True, True, True]
+    assert run.exit is not None and run.exit.code == 0

@@ -9,7 +9,7 @@ from tests.unit.syncer_core.runs import config, play, training
 from yeto_proto._generated.errors import WriteTimeout
 from yeto_proto._generated.messages import PullReq
 from yeto_syncer.core.effects import CloseLink, Deliver
-from yeto_syncer.core.events import Dropped
+from yeto_syncer.core.events import Dropped, Heard
 
 
 def rejected(run: Driver) -> list[object]:
@@ -272,6 +272,29 @@ def test_a_group_that_the_shell_dropped_is_gone() -> None:
     assert Peer(run, 1, 50).pulls()
 
 
+@pytest.mark.rule("syncer.generation.supersedes")
+def test_a_learner_that_dials_again_and_again_holds_few_connections() -> None:
+    run, peers = training(config=config(quorum=3))
+    (pull,) = peers[1].pulls()
+    again = [Peer(run, 1, 100 + number) for number in range(300)]
+    assert peers[1].connected, "the open round waits for it"
+    assert [peer for peer in again if peer.connected] == again[-2:]
+    assert run.counted("learners_left", reason="superseded") == 298
+    peers[0].answer(), peers[2].answer()
+    peers[1].push(pull)
+    assert run.tape()[0]["responded"] == [0, 1, 2]
+    assert len(again[-1].pulls()) == 1
+    last = Peer(run, 1, 500)
+    assert not peers[1].connected, "its round is over"
+    assert again[-1].connected and last.connected, "the one before may finish what captured it"
+
+
+def test_before_the_start_older_connections_are_few_as_well() -> None:
+    run = Driver(config())
+    peers = [Peer(run, 0, 1 + number, num_streams=1) for number in range(300)]
+    assert [peer for peer in peers if peer.connected] == peers[-2:]
+
+
 def test_broadcasts_go_to_current_generations_only() -> None:
     run, peers = training(config=config())
     new = Peer(run, 0, 50)
@@ -318,6 +341,30 @@ def test_any_message_renews_the_lease_and_answers_stay() -> None:
     back = Peer(run, 1, 50)
     back.answer()
     assert run.tape()[0]["responded"] == [0, 1]
+
+
+@pytest.mark.rule("syncer.lease.expiry")
+def test_a_message_that_waits_for_a_check_renews_the_lease_too() -> None:
+    run, peers = training(config=config(island_lease_s=2.0, quorum_timeout_s=900))
+    for _ in range(4):
+        run.wait(1.5)
+        for peer in peers[:2]:
+            run.feed(Heard(peer.link))
+    assert [peer.connected for peer in peers] == [True, True, False]
+    run.feed(Heard(peers[2].link))
+    assert not peers[2].connected, "a connection that is gone stays gone"
+    run.wait(2.1)
+    assert not any(peer.connected for peer in peers)
+
+
+@pytest.mark.rule("syncer.observers.apart")
+def test_an_observer_has_no_lease() -> None:
+    """It only listens: nothing ever comes from it."""
+    run = Driver(config(island_lease_s=2.0, observers=(2,)))
+    peers = [Peer(run, learner, 1) for learner in range(3)]
+    peers[0].init()
+    run.wait(30.0)
+    assert [peer.connected for peer in peers] == [False, False, True]
 
 
 @pytest.mark.parametrize("lease", [0.0, 3.0])

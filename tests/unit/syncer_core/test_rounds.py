@@ -80,6 +80,50 @@ def test_throttle_by_the_slowest_captured_member() -> None:
     assert [pull.global_step for pull in peers[0].pulls()] == [3]
 
 
+@pytest.mark.parametrize("how", ["is measured anew", "leaves", "dials again"])
+def test_a_member_that_was_slow_for_a_moment_does_not_hold_the_others_for_long(how: str) -> None:
+    """H = 24 inner steps over 3 fragments: 8 s from launch to launch at 1 s a step. A pause of 600 s is one
+    step of 600 s."""
+    run, peers = training(config=config(sync_interval_steps=24.0, quorum_timeout_s=900))
+    for peer in peers:
+        peer.heartbeat(10)
+    run.wait(1.0)
+    peers[0].heartbeat(11), peers[1].heartbeat(11)
+    run.wait(599.0)
+    peers[0].heartbeat(610), peers[1].heartbeat(610), peers[2].heartbeat(11)
+    play(peers)
+    launched = run.now  # round 2 was launched while a step of learner 2 took 600 s
+    assert len(run.tape()) == 2
+    if how == "leaves":
+        peers[2].close()
+    elif how == "dials again":
+        Peer(run, 2, 50)
+    else:
+        for step in range(1, 11):
+            run.wait(30.0)
+            for peer, at in zip(peers, (610, 610, 11), strict=True):
+                peer.heartbeat(at + 30 * step)
+    run.wait(8.1)
+    assert [pull.global_step for pull in peers[0].pulls()] == [3]
+    assert run.now - launched < 320.0, "it was 4800 s"
+
+
+def test_the_interval_never_gets_longer_than_at_the_launch() -> None:
+    run, peers = training(config=config(sync_interval_steps=24.0))
+    for peer in peers:
+        peer.heartbeat(10)
+    run.wait(2.0)
+    for peer in peers:
+        peer.heartbeat(11)
+    play(peers)
+    run.wait(15.0)
+    for peer in peers:
+        peer.heartbeat(12)  # a step of 15 s
+    assert not peers[0].pulls()
+    run.wait(1.1)
+    assert [pull.global_step for pull in peers[0].pulls()] == [3]
+
+
 def test_nobody_to_capture_means_no_launch_until_somebody_is_there() -> None:
     run, peers = training(config=config())
     for peer in peers:

@@ -141,6 +141,43 @@ def test_the_first_launch_waits_until_the_cut_has_left_to_a_quorum() -> None:
     ]
 
 
+@pytest.mark.rule("syncer.start.learners")
+def test_a_learner_that_is_lost_before_its_cut_has_left_is_not_waited_for_for_ever() -> None:
+    run = Driver(config(learners=3, quorum=3), hold_deliveries=True)
+    peers = [Peer(run, learner, 1) for learner in range(3)]
+    peers[0].init()
+    run.deliver(peers[0].link)
+    peers[2].close()
+    (line,) = run.logged("the first round waits for learners that were lost before they had the initial cut")
+    assert line.fields == {"learners": "2", "at_most_s": 60}
+    run.wait(61.0)
+    assert not run.of(Send), "the cut of learner 1 is on its way, however long it takes"
+    run.deliver(peers[1].link)
+    assert [len(peer.pulls()) for peer in peers[:2]] == [1, 1]
+    for peer in peers[:2]:
+        peer.push(PullReq(0, 1, 1))
+    assert run.tape()[0]["quorum"] == 2
+
+
+@pytest.mark.rule("syncer.start.learners")
+def test_a_lost_learner_has_the_quorum_timeout_to_come_back_before_the_first_round() -> None:
+    run = Driver(config(learners=3, quorum=3), hold_deliveries=True)
+    peers = [Peer(run, learner, 1) for learner in range(3)]
+    peers[0].init()
+    peers[2].close()
+    run.deliver()
+    run.wait(59.0)
+    assert not run.of(Send)
+    back = Peer(run, 2, 2)
+    run.wait(600.0)
+    assert not run.of(Send), "nobody is missing any more"
+    back.close()
+    run.wait(59.0)
+    assert not run.of(Send)
+    run.wait(1.1)
+    assert [len(peer.pulls()) for peer in peers[:2]] == [1, 1]
+
+
 def test_observers_do_not_count_for_the_first_launch() -> None:
     run = Driver(config(observers=(2,), min_start_learners=1), hold_deliveries=True)
     peers = [Peer(run, learner, 1) for learner in (2, 0, 1)]

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.tape.tapes import eventful
-from yeto_syncer.board import CURVE_POINTS, RECENT_EVENTS, RECENT_ROUNDS, Board, state, warnings
+from yeto_syncer.board import (
+    CURVE_LEARNERS,
+    CURVE_POINTS,
+    RECENT_EVENTS,
+    RECENT_ROUNDS,
+    Board,
+    state,
+    warnings,
+)
 from yeto_syncer.status_page import SLOT, page
 from yeto_syncer.tape_cli import main
 from yeto_syncer.tape_file import read
@@ -88,6 +97,31 @@ def test_everything_is_bounded() -> None:
     assert steps == sorted(steps) and steps[-1] > 4 * CURVE_POINTS - 10
 
 
+def test_the_curves_of_a_large_fleet_hold_what_is_drawn() -> None:
+    """The state is made anew for each look, on the loop that also serves the rounds."""
+    member = commit(1)["responders"][0]
+    answers = [member | {"id": number} for number in range(256)]
+    members = [{"id": number, "generation": 1} for number in range(256)]
+    board = board_of(
+        [
+            commit(step, at=float(step)) | {"responders": answers, "expected_members": members}
+            for step in range(1, 2 * CURVE_POINTS)
+        ]
+    )
+    told = state(board)
+    assert all([*point["staleness"]] == [*range(CURVE_LEARNERS)] for point in told["curves"])
+    [colours] = re.findall(r"const COLOURS = \[(.*)\];", page())
+    assert len(colours.split(",")) == CURVE_LEARNERS
+    assert len(json.dumps(told)) < 1 << 19
+
+
+def test_observers_may_be_away() -> None:
+    came = [{"event": "learner_joined", "id": 3, "generation": n, "step": 0} for n in range(6)]
+    board = board_of([*came, {"event": "learner_left", "id": 3, "generation": 5, "reason": "disconnected"}])
+    assert len(warnings(board)) == 2
+    assert warnings(board, observers=(3,)) == []
+
+
 def test_who_misses_round_after_round_is_told() -> None:
     board = board_of([commit(step, missed=(1,)) for step in range(1, 7)])
     assert any(text.startswith("Learner 1 has missed its last 6 rounds") for text in warnings(board))
@@ -102,7 +136,7 @@ def test_who_is_away_is_told_until_it_is_back() -> None:
             {"event": "learner_left", "id": 3, "generation": 7, "reason": "disconnected"},
         ]
     )
-    assert warnings(board) == ["Learner 3 is away (disconnected); its rounds go on without it."]
+    assert warnings(board) == ["Learner 3 is away (disconnected); the rounds go on without it."]
     board.add({"event": "learner_joined", "id": 3, "generation": 8, "step": 0})
     assert warnings(board) == []
     board.add({"event": "learner_left", "id": 3, "generation": 7, "reason": "superseded"})

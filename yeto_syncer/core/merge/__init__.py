@@ -15,11 +15,24 @@ from __future__ import annotations
 
 from yeto_syncer.core.merge.correction import heloco
 from yeto_syncer.core.merge.folding import fold
-from yeto_syncer.core.merge.fragment import Flatten, run
+from yeto_syncer.core.merge.fragment import Flatten, flatten_each, run
 from yeto_syncer.core.merge.outer import nesterov
 from yeto_syncer.core.merge.passes import Map
 from yeto_syncer.core.merge.plan import Empty
 from yeto_syncer.core.merge.reduction import avg, rda, weight
 from yeto_syncer.core.merge.spectrum import iso
 
-__all__ = ["Empty", "Flatten", "Map", "avg", "fold", "heloco", "iso", "nesterov", "rda", "run", "weight"]
+__all__ = [
+    "Empty",
+    "Flatten",
+    "Map",
+    "avg",
+    "flatten_each",
+    "fold",
+    "heloco",
+    "iso",
+    "nesterov",
+    "rda",
+    "run",
+    "weight",
+]

@@ -53,6 +53,11 @@ def product_sums(left: F64, right: F64, product: F64) -> list[float]:
     `product` is scratch of the same length; it may be one of the operands.
     """
     np.multiply(left, right, out=product)
+    return sums_of_blocks(product)
+
+
+def sums_of_blocks(product: F64) -> list[float]:
+    """The sum of each reduction block of numbers that begin where a block begins."""
     whole = product.size - product.size % REDUCTION_BLOCK
     # Along a contiguous axis numpy sums every row just as it sums a 1-D array.
     sums: list[float] = np.add.reduce(product[:whole].reshape(-1, REDUCTION_BLOCK), axis=1).tolist()

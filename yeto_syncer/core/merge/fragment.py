@@ -32,6 +32,15 @@ class Flatten(Protocol):
     def __call__(self, matrices: Sequence[F32], /) -> None: ...
 
 
+def flatten_each(matrices: Sequence[F32], map: Map = map) -> None:
+    """A `Flatten` that does what `iso` does, each matrix being one task of `map`, perhaps of seconds."""
+
+    def one(matrix: F32) -> None:
+        matrix[:] = flatten(matrix)
+
+    list(map(quiet(one), matrices))
+
+
 # Per tensor and answer. A tensor that is None is left as it is; an answer that is None adds nothing.
 Coefficients: TypeAlias = Sequence[Sequence[Coefficient] | None]
 
@@ -179,11 +188,7 @@ class Merge(Passes):
 
     def flatten_here(self, matrices: Sequence[F32]) -> None:
         """iso inside the accumulator; each matrix is one task."""
-
-        def one(matrix: F32) -> None:
-            matrix[:] = flatten(matrix)
-
-        list(self.map(quiet(one), matrices))
+        flatten_each(matrices, self.map)
 
     # What one pass does with a strip.
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from yeto_proto._generated.constants import Q4_BLOCK, REDUCTION_BLOCK
 from yeto_syncer.core.jobs import MergeTensors
-from yeto_syncer.core.merge.arrays import F32, F64, product_sums
+from yeto_syncer.core.merge.arrays import F32, F64, sums_of_blocks
 
 # Numbers of one strip: columns with one number for each of its reduction blocks.
 Columns: TypeAlias = Sequence[list[float]]
@@ -127,9 +127,9 @@ class Scratch:
 
     def squares(self, values: F32) -> list[float]:
         """sum(values^2) of each reduction block, in f64."""
-        left = self.left[: values.size]
-        np.copyto(left, values)
-        return product_sums(left, left, left)
+        squares = self.left[: values.size]
+        np.square(values, out=squares, dtype=np.float64)
+        return sums_of_blocks(squares)
 
     def all_finite(self, values: F32) -> bool:
         return bool(np.isfinite(values, out=self.finite[: values.size]).all())

@@ -26,14 +26,13 @@ def hold_blas() -> None:
 def flatten(matrix: F32) -> F32:
     """`iso` of a contiguous 2-D array. Holds about 4 times the matrix in f64, with factors and work space."""
     hold_blas()
-    nowhere = np.full_like(matrix, np.nan)
     exact: F64 = matrix.astype(np.float64)
     if not np.isfinite(exact).all():
-        return nowhere
+        return np.full_like(matrix, np.nan)
     try:
         left, values, right = np.linalg.svd(exact, full_matrices=False)
     except np.linalg.LinAlgError:  # LAPACK gave up
-        return nowhere
+        return np.full_like(matrix, np.nan)
     if values[0] == 0.0:
         return matrix.copy()
     mean = np.add.reduce(values) / values.size
