@@ -215,10 +215,21 @@ def test_sixteen_joiners_at_once_are_all_served(processes: Processes) -> None:
     syncer.finished()
 
 
+def test_a_small_soft_limit_of_descriptors_is_raised(processes: Processes) -> None:
+    limited = ("/bin/sh", "-c", 'ulimit -S -n 64; exec "$@"', "sh")
+    flags = ("--port", "0", "--learners", "1", "--total-steps", "1")
+    syncer = processes.syncer_command(*flags, under=limited).listening()
+    soft, hard = resource.prlimit(syncer.pid, resource.RLIMIT_NOFILE)
+    assert soft == hard > 64
+    syncer.signal(signal.SIGTERM)
+    syncer.finished()
+
+
 def test_running_out_of_descriptors_neither_spins_nor_ends_the_run(processes: Processes) -> None:
     layout = small_layout()
     flags = ("--learners", "2", "--total-steps", "40", *QUICK, "--handshake-timeout-s", "600")
-    syncer = processes.syncer(*flags)
+    syncer = processes.syncer(*flags, "--status-port", "0")
+    page = int(syncer.stderr.wait_for(r"serving url=http://127\.0\.0\.1:(\d+)/").group(1))
     process = psutil.Process(syncer.pid)
     learner = Trainer(syncer.port, hello(layout, 0), target=1.0)
     syncer.stderr.wait_for("learner connected")
@@ -226,6 +237,8 @@ def test_running_out_of_descriptors_neither_spins_nor_ends_the_run(processes: Pr
     resource.prlimit(syncer.pid, resource.RLIMIT_NOFILE, (process.num_fds() + 3, limits[1]))
     crowd = [dial(syncer.port) for _ in range(8)]
     syncer.stderr.wait_for("cannot accept a connection: Too many open files", count=2)
+    crowd.append(dial(page))
+    syncer.stderr.wait_for('a page cannot be served reason="Too many open files"')
     # Its share of a processor over two tries or more. Being held up makes the share smaller, not larger.
     started, before = time.monotonic(), sum(process.cpu_times()[:2])
     tries = syncer.stderr.text.count("cannot accept a connection")

@@ -156,6 +156,7 @@ def test_a_mistake_in_the_syntax_is_exit_2(
         ((*RUN, "--host", "0.0.0.0", "--port", "0"), "--allow-unauthenticated"),
         ((*RUN, "--host", "::", "--port", "0"), "--allow-unauthenticated"),
         ((*RUN, "--host", "no.such.host.invalid", "--port", "0"), "--host"),
+        ((*RUN, "--host", "a..b", "--port", "0"), "--host"),
         ((*RUN, "--island-hmac-key-file", "no/such/key"), "no/such/key"),
         ((*RUN, "--checkpoint-path", "no/such/folder/x", "--port", "0"), "no folder no/such/folder"),
         ((*RUN, "--final-state", "no/such/folder/x", "--port", "0"), "no folder no/such/folder"),

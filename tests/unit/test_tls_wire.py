@@ -232,6 +232,7 @@ def test_learner_ids_are_known_when_a_certificate_is_asked_for(authority: Author
         ("URI", "yeto:learner:-1", set()),
         ("URI", "yeto:learner:1 ", set()),
         ("URI", "yeto:learner:", set()),
+        ("URI", "yeto:learner:" + "1" * 5000, set()),
         ("URI", "YETO:learner:1", set()),
         ("URI", "x:yeto:learner:1", set()),
         ("DNS", "yeto:learner:1", set()),

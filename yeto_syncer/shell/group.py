@@ -28,12 +28,18 @@ CONTROL_BYTES = 1 << 20
 """Small frames that may wait for one learner, beside two manifests."""
 
 
+class Timer(Protocol):
+    """A call that is still to come."""
+
+    def cancel(self) -> None: ...
+
+
 class Clock(Protocol):
     """What the group needs of the event loop."""
 
     def time(self) -> float: ...
 
-    def call_later(self, delay: float, callback: Callable[[], object], /) -> object: ...
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> Timer: ...
 
 
 class Group:
@@ -68,8 +74,7 @@ class Group:
         self._outbound = Outbound(
             lambda: wake(self), CONTROL_BYTES + 2 * manifest, tell=tell, announced=announced
         )
-        if announced:
-            clock.call_later(STREAMS_WAIT_S, self._wait_no_more)
+        self._streams_wait = clock.call_later(STREAMS_WAIT_S, self._wait_no_more) if announced else None
 
     def _wait_no_more(self) -> None:
         self._outbound.wait_no_more()
@@ -183,7 +188,7 @@ class Group:
 
     def close(self, error: Error | None, linger: float | None = None) -> None:
         """Say what is left to say on the control stream, then close all sockets."""
-        self._closed = True
+        self._end()
         last = self._outbound.close(error)
         data = [conn for stream, conn in self.sockets.items() if stream != CONTROL]
         if linger is None:
@@ -193,7 +198,12 @@ class Group:
 
     def abort(self) -> None:
         """Close all sockets at once."""
-        self._closed = True
+        self._end()
         self._outbound.close()
         for conn in list(self.sockets.values()):
             conn.close()
+
+    def _end(self) -> None:
+        self._closed = True
+        if self._streams_wait is not None:
+            self._streams_wait.cancel()  # it would keep all of this in memory

@@ -130,6 +130,7 @@ class Metrics(Collector):
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
+        self._release = version("yeto")  # of what runs, also when another one is installed meanwhile
         self._watch: Watch | None = None
         self._registry = CollectorRegistry()
         self._histograms = {
@@ -195,7 +196,7 @@ class Metrics(Collector):
             families[name].add_metric([str(label) for label in labels], value)
 
         run, depths, board = self._watch.view(), self._watch.depths(), self._watch.board
-        put("build_info", 1, version("yeto"), PROTOCOL_VERSION)
+        put("build_info", 1, self._release, PROTOCOL_VERSION)
         put("phase", 1, run.phase)
         put("global_step", run.step)
         put("total_steps", run.total_steps)

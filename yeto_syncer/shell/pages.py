@@ -49,12 +49,15 @@ class Pages:
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
         paths: Mapping[str, Callable[[], Page]],
+        broken: Callable[[BaseException], None],
     ) -> None:
+        """`broken` is told of a page that could not be made: a defect, which costs that request alone."""
         sock.setblocking(False)
         sock.listen(MAX_CONNECTIONS)  # from here on nobody is refused; the answer comes once the loop turns
         self._loop = loop
         self._sock = sock
         self._paths = paths
+        self._broken = broken
         self._guarded = ipaddress.ip_address(str(sock.getsockname()[0]).partition("%")[0]).is_loopback
         self._open: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -76,15 +79,23 @@ class Pages:
         self._starting = self._loop.create_task(self._start())
 
     async def _start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, sock=self._sock, limit=MAX_REQUEST)
+        self._server = await asyncio.start_server(self._arrived, sock=self._sock, limit=MAX_REQUEST)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _arrived(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._open) >= MAX_CONNECTIONS:
             writer.transport.abort()
             return
+        task = self._loop.create_task(self._serve(reader, writer))
         self._open.add(task)
+        task.add_done_callback(self._served)
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._broken(error)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(REQUEST_S):
                 request = await reader.readuntil(b"\r\n\r\n")
@@ -94,9 +105,9 @@ class Pages:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, EOFError, asyncio.LimitOverrunError):  # TimeoutError is an OSError
-            writer.transport.abort()
+            pass
         finally:
-            self._open.discard(task)
+            writer.transport.abort()
 
     def _answer(self, request: bytes) -> bytes:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import sys
 import time
@@ -57,6 +58,7 @@ def serve(config: Config, settings: Resolved, environ: Mapping[str, str], unknow
     log = Log(sys.stderr, settings["log_format"], settings["log_level"])
     for name in unknown:
         log.write("warning", f"{name} is set but names no setting")
+    _raise_descriptor_limit()
     with contextlib.ExitStack() as stack:
         try:
             prepared = start.prepare(config, settings, environ, log, stack)
@@ -74,6 +76,13 @@ def serve(config: Config, settings: Resolved, environ: Mapping[str, str], unknow
                 stream.flush()
         os._exit(code)
     return code
+
+
+def _raise_descriptor_limit() -> None:
+    # Each learner has a socket for control and one for each stream; many systems begin with 1024 files.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # some systems allow less than their hard limit says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def merge_threads(given: int | None) -> int:
@@ -105,7 +114,9 @@ class Process:
         self._spectra = None if alone else Workers("spectrum", threads, self._loop)
         memory = BufferPool()
         watched = prepared.metrics is not None or prepared.status is not None
-        coordinator = Coordinator(config, prepared.resumed, taping=watched)
+        # Held by nobody else: each commit lets go of a fragment of it.
+        resumed, prepared.resumed = prepared.resumed, None
+        coordinator = Coordinator(config, resumed, taping=watched)
         self._counters = Counters()
         doorman = Doorman(settings["max_failed_handshakes"])
         self._profile = coordinator.profile_hash.hex()
@@ -164,7 +175,7 @@ class Process:
             metrics = Metrics(self._counters)
             told = metrics
             paths = {"/metrics": lambda: Page(told.content_type, told.exposition()), "/healthz": healthy}
-            self._pages.append(Pages(self._loop, prepared.metrics, paths))
+            self._pages.append(Pages(self._loop, prepared.metrics, paths, self._page_broken))
         watch = Watch(
             coordinator.view,
             self._server,
@@ -175,7 +186,7 @@ class Process:
             durable=durable,
         )
         if prepared.status is not None:
-            self._pages.append(Pages(self._loop, prepared.status, status_paths(watch)))
+            self._pages.append(Pages(self._loop, prepared.status, status_paths(watch), self._page_broken))
         return watch
 
     def _perform(self, effect: Any) -> bool:
@@ -236,9 +247,18 @@ class Process:
         else:
             self._server.shut_down(LAST_WORDS_S, self._loop.stop)
 
+    def _page_broken(self, error: BaseException) -> None:
+        # Whoever looks at a run must not be able to end it.
+        trace = "".join(traceback.format_exception(error))
+        self._log.write("error", "a page could not be made; please report it", {"traceback": trace})
+
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # Only a defect of ours gets here: what peers and files do wrong is handled where it happens.
         error = context.get("exception")
+        if isinstance(error, OSError) and "socket" in context:
+            # asyncio could not accept for a page: no descriptors are left. It tries again in a second.
+            self._log.write("warning", "a page cannot be served", {"reason": error.strerror})
+            return
+        # Else a defect of ours: what peers and files do wrong is handled where it happens.
         self._log.write("error", "internal error", {"context": context.get("message", "")})
         if error is not None:
             with contextlib.suppress(OSError):

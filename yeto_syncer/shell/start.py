@@ -76,13 +76,14 @@ def prepare(
         trouble = storage.problem(path) if path is not None else None
         if trouble is not None:
             raise StartError(f"cannot write {path}: {trouble}", flag, "give a path that can be written")
-    resuming = checkpoint is not None and _resuming(config, checkpoint)
     bound = _bind(family, address)
     stack.callback(bound.close)
     metrics = _side_socket(settings, "metrics", stack)
     status = _side_socket(settings, "status", stack)
     if checkpoint is not None:
         _lock(checkpoint, stack)
+    # Not before: the process that held the lock may just have written its first checkpoint.
+    resuming = checkpoint is not None and _resuming(config, checkpoint)
     tape = _tape(config)
     resumed = None
     if resuming:
@@ -106,11 +107,13 @@ def read_key(settings: Resolved, environ: Mapping[str, str]) -> bytes | None:
         return environ.get(KEY_VARIABLE, "").encode() or None
     flag = "--island-hmac-key-file"
     try:
-        key = Path(path).read_bytes().rstrip(b"\r\n")
+        key = Path(path).read_bytes()
     except OSError as error:
         raise StartError(
             f"cannot read the key {path}: {error.strerror}", flag, "give a readable file"
         ) from None
+    # One newline and no more, as a learner reads the same file: a key of random bytes may end in others.
+    key = key.removesuffix(b"\r\n") if key.endswith(b"\r\n") else key.removesuffix(b"\n")
     if not key:
         raise StartError(f"the key {path} is empty", flag, "write a key into the file")
     return key
@@ -134,9 +137,10 @@ def tls_context(settings: Resolved) -> ssl.SSLContext | None:
 def _address(host: str, port: int, flag: str = "--host") -> tuple[int, tuple[object, ...]]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name that cannot be one, as a..b
+        why = error.strerror if isinstance(error, OSError) else "it is not a host name"
         raise StartError(
-            f"cannot resolve {host}: {error.strerror}", flag, "give a name or address of this machine"
+            f"cannot resolve {host}: {why}", flag, "give a name or address of this machine"
         ) from None
     family, _, _, _, address = found[0]
     return family, address

@@ -18,7 +18,7 @@ from typing import Any
 from yeto_proto._generated.messages import Buffer
 from yeto_syncer.shell.wires import PlainWire
 
-LEARNER_NAME = re.compile(r"yeto:learner:(0|[1-9][0-9]*)")
+LEARNER_NAME = re.compile(r"yeto:learner:(0|[1-9][0-9]{0,9})")
 """The URI in a client certificate that allows the learner id to its holder; there may be several."""
 
 CIPHERTEXT = memoryview(bytearray(1 << 18))
