@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.driver import Driver, Peer, saves
 from tests.unit.syncer_core.runs import config, play, training
 from yeto_proto._generated.messages import FinalManifest, Shutdown
-from yeto_syncer.core.effects import Deliver, SaveKind, Send
+from yeto_syncer.core.effects import Deliver, RemoveMarker, Save, SaveKind, Send
 from yeto_syncer.core.events import Stop
 
 SIGINT, SIGTERM = 2, 15
@@ -36,6 +36,24 @@ def test_while_the_first_checkpoint_is_written_it_ends_too() -> None:
     run.feed(Stop(SIGTERM))
     assert code(run) == 0, "at once: it does not wait for the write"
     assert not run.of(Send)
+
+
+def test_no_marker_of_an_earlier_run_stands_beside_a_stop_checkpoint() -> None:
+    run, peers = training(config=config(shutdown_timeout_s=600.0, **PATH))
+    for peer in peers:
+        peer.close()
+    run.feed(Stop(SIGTERM))
+    assert saves(run) == [(SaveKind.STOP, 0)]
+    kinds = [type(effect) for effect in run.performed if isinstance(effect, (RemoveMarker, Save))]
+    assert kinds == [RemoveMarker, Save], "once, and before anything is written"
+
+
+def test_a_fresh_run_without_steps_removes_the_marker_of_an_earlier_one() -> None:
+    run = Driver(config(total_steps=0, **PATH))
+    peers = [Peer(run, learner, 1) for learner in range(3)]
+    peers[0].init()
+    kinds = [type(effect) for effect in run.performed if isinstance(effect, (RemoveMarker, Save))]
+    assert kinds == [RemoveMarker, Save]
 
 
 def test_rounds_in_flight_may_close_and_no_new_one_starts() -> None:
