@@ -121,6 +121,10 @@ class Expr:
                 found.append(Comparison(self._part(each.left), op, self._part(each.comparators[0])))
         return tuple(found)
 
+    def is_condition(self, is_bool: Callable[[str], bool]) -> bool:
+        """Whether it is true or false; `is_bool(name)` tells it of a name that stands alone."""
+        return _is_condition(self.tree, is_bool)
+
     def sole_comparison(self) -> Comparison | None:
         """The comparison, if the expression is just one."""
         return self.comparisons()[0] if isinstance(self.tree, ast.Compare) else None
@@ -136,8 +140,14 @@ class Expr:
     def evaluate(
         self, name: Callable[[str], Any], functions: Mapping[str, Callable[..., Any]] | None = None
     ) -> Any:
-        """Its value, with names looked up by `name`. Integers are unbounded."""
-        return _evaluate(self.tree, name, {**_CALLABLE, **(functions or {})})
+        """Its value, with names looked up by `name`. Integers are unbounded.
+
+        Raises `SpecFault` for what has no value, such as a division by zero or a sum of a number and a text.
+        """
+        try:
+            return _evaluate(self.tree, name, {**_CALLABLE, **(functions or {})})
+        except (ArithmeticError, TypeError) as error:
+            raise self.fault(f"{self.text} has no value: {error}") from None
 
     def fault(self, what: str) -> SpecFault:
         """A fault at the place of this expression."""
@@ -169,6 +179,8 @@ def _allow(node: ast.expr, text: str, where: Where, key: str) -> None:
                 raise refuse(f"the operator {type(node.op).__name__} is not allowed")
             _allow(node.left, text, where, key)
             _allow(node.right, text, where, key)
+            if isinstance(node.op, ast.FloorDiv) and _is_zero(node.right):
+                raise refuse("a division by zero")
         case ast.Compare():
             if len(node.ops) != 1:
                 raise refuse("a chain of comparisons is not allowed")
@@ -182,6 +194,30 @@ def _allow(node: ast.expr, text: str, where: Where, key: str) -> None:
                 _allow(each, text, where, key)
         case _:
             raise refuse(f"{type(node).__name__} is not allowed")
+
+
+def _is_zero(node: ast.expr) -> bool:
+    """Whether it is made of numbers alone, and zero."""
+    if any(isinstance(each, (ast.Name, ast.Call)) for each in ast.walk(node)):
+        return False
+    try:
+        return not _evaluate(node, str, {})
+    except (ArithmeticError, TypeError):  # `evaluate` says it
+        return False
+
+
+def _is_condition(node: ast.expr, is_bool: Callable[[str], bool]) -> bool:
+    match node:
+        case ast.Compare():
+            return True
+        case ast.BoolOp():
+            return all(_is_condition(each, is_bool) for each in node.values)
+        case ast.UnaryOp(op=ast.Not()):
+            return _is_condition(node.operand, is_bool)
+        case ast.Name() | ast.Attribute():
+            return any(is_bool(name) for name in _names(node))
+        case _:
+            return False
 
 
 def _names(node: ast.expr) -> Iterator[str]:

@@ -17,8 +17,6 @@ from codegen.load import read
 from codegen.numbers import unique
 from codegen.pages import FOLDER, page_environment, polished
 
-VARIES = "..."
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:

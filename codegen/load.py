@@ -39,11 +39,10 @@ Scalar = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A scalar. `quoted` tells `"4"` from `4`."""
+    """A scalar; text if it is quoted, so that `"4"` is not `4`."""
 
     value: Scalar
     where: Where
-    quoted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +186,7 @@ class _Open:
 
 def _scalar(text: str, where: Where, plain: bool) -> Leaf:
     if not plain:
-        return Leaf(text, where, quoted=True)
+        return Leaf(text, where)
     if text == "":
         raise SpecFault(where, "", "has no value")
     if text in ("true", "false"):

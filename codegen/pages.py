@@ -242,7 +242,7 @@ class PagesView:
         """The example of a file, field by field."""
         return file_example(self.spec, text)
 
-    def section_rows(self, text: FileText, section: Section) -> list[tuple[str, str, str, Any]]:
+    def section_rows(self, section: Section) -> list[tuple[str, str, str, Any]]:
         """Offset inside the section, width and first version of each of its fields, in the newest version."""
         widths = Widths(self.spec)
         rows: list[tuple[str, str, str, Any]] = []
@@ -265,7 +265,7 @@ class PagesView:
         parts = [Part(each.name, WIDTHS[each.type]) for each in text.fields]
         return ruler.ruler(f"Bytes of a frame of the {text.title}", parts, [Part("payload", None)])
 
-    def section_ruler(self, text: FileText, section: Section) -> str:
+    def section_ruler(self, section: Section) -> str:
         """The drawing of the bytes of a section, in the newest version."""
         widths = Widths(self.spec)
         parts = [Part(each.name, widths.of(each)) for each in section.fields]

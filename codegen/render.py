@@ -43,7 +43,6 @@ def environment() -> jinja2.Environment:
         literal=literal,
         text=quoted,
         returning=returning,
-        sequence=sequence,
     )
     return env
 
@@ -126,11 +125,3 @@ def returning(parts: tuple[str, ...], indent: int = 4) -> str:
     pad = " " * (indent + 4)
     broken = f"\n{pad}{word.strip()} ".join(operands) if word.strip() else operands[0]
     return f"return (\n{pad}{broken}\n{' ' * indent})"
-
-
-def sequence(items: list[str], indent: int, opening: str = "(", closing: str = ")") -> str:
-    """A tuple or list: on one line if it fits (with room for what stands before, given as `indent`), else one
-    item a line.
-    """
-    comma = "," if len(items) == 1 and opening == "(" else ""
-    return f"{opening}{', '.join(items)}{comma}{closing}"

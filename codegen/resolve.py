@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from codegen.checks import check_counts, check_name, check_values, is_constant, is_name
 from codegen.expr import Expr
 from codegen.faults import SpecFault, Where
 from codegen.model import (
@@ -32,8 +33,6 @@ READING = {
     "left": "the number of payload bytes not read yet",
     "total_limit": "the largest message that this side takes in CHUNKs",
 }
-_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
-_CONSTANT = re.compile(r"[A-Z][A-Z0-9_]*\Z")
 
 
 @dataclass
@@ -57,11 +56,18 @@ class Builder:
         for scalar in self.types.scalars:
             if scalar.name not in FORMATS and scalar.name != "digest":
                 raise SpecFault(scalar.where, scalar.name, "is not a scalar that the generator knows")
+            width = self._scalar_size(scalar.name)
+            right = struct.calcsize(f"<{FORMATS[scalar.name]}") if scalar.name in FORMATS else max(width, 1)
+            if width != right:
+                raise SpecFault(scalar.where, scalar.name, f"has {right} bytes, not {width}")
         for enum in self.types.enums:
             if enum.type not in self.scalars or enum.type not in FORMATS:
                 raise SpecFault(enum.where, enum.name, f"there is no integer type {enum.type}")
+            check_values(enum, self._scalar_size(enum.type))
         for size in self.types.sizes:
             self._check_size(size)
+        for structure in self.types.structures:
+            check_counts(structure.fields)
 
     def _check_size(self, size: Size) -> None:
         if (size.value is None) == (size.choose is None):
@@ -86,10 +92,12 @@ class Builder:
 
     def frame(self, text: FrameText) -> Frame:
         """Resolve one frame: fields with sizes and offsets, and all rules in the order of judgement."""
-        if not _CONSTANT.match(text.frame):
+        if not is_constant(text.frame):
             raise SpecFault(text.where, "frame", "a frame is named in capitals")
         slug = text.frame.lower()
         unique(text.fields, lambda each: (each.name, each.where), "field")
+        if text.bulk:
+            check_name(text.bulk.name, text.bulk.where)
         names = {each.name for each in text.fields} | ({text.bulk.name} if text.bulk else set())
         fields: list[Field] = []
         rules: list[Rule] = []
@@ -97,8 +105,6 @@ class Builder:
         offset: int | None = 0
         seen: set[str] = set()
         for each in text.fields:
-            if not _NAME.match(each.name):
-                raise SpecFault(each.where, "name", f"{each.name!r} is not a name in lower case")
             resolved = self._field(text, each, offset, seen, names)
             fields.append(resolved)
             rules += resolved.rules
@@ -108,6 +114,7 @@ class Builder:
                 offset + resolved.size if offset is not None and resolved.fixed and resolved.size else None
             )
             seen.add(each.name)
+        check_counts(text.fields)
         rules += self._bulk_rules(text, text.bulk, names) if text.bulk else []
         for each_rule in text.rules:
             rules.append(self._listed(text, slug, "", each_rule, names, names))
@@ -124,6 +131,7 @@ class Builder:
     def _field(
         self, frame: FrameText, text: FieldText, offset: int | None, seen: set[str], names: set[str]
     ) -> Field:
+        check_name(text.name, text.where)
         size, form, enum = self._type(text)
         slug = frame.frame.lower()
         for key in ("count", "counts"):
@@ -137,6 +145,7 @@ class Builder:
                 )
         if text.present is not None:
             self.check_names(text.present, seen | set(READING), "decode")
+            self._check_condition(text.present)
         rules: list[Rule] = []
         prefix = f"{slug}.{text.name}"
         if enum is not None and text.must is None:
@@ -314,7 +323,7 @@ class Builder:
     def _listed(
         self, frame: FrameText, prefix: str, owner: str, text: RuleText, known: set[str], later: set[str]
     ) -> Rule:
-        if not _NAME.match(text.id):
+        if not is_name(text.id):
             raise SpecFault(text.lines["id"], "id", f"{text.id!r} is not a name in lower case")
         if text.must is None and text.says is None:
             raise SpecFault(text.where, text.id, "needs must, or says and by")
@@ -364,9 +373,19 @@ class Builder:
         if expr is not None:
             fields = known | (later or set()) if when != "decode" else known
             needs = self.check_names(expr, fields | (set(READING) if when == "decode" else set()), when)
+            self._check_condition(expr)
             before = "left" in expr.names() and owner not in expr.names()
         doc, says = " ".join(doc.split()), " ".join(says.split())
         return Rule(id, frame.frame, owner, when, error, expr, says, doc, where, by, needs, before, enum)
+
+    def _check_condition(self, expr: Expr) -> None:
+        if not expr.is_condition(self._is_bool):
+            raise expr.fault(f"{expr.text} is no condition; it needs a comparison")
+
+    def _is_bool(self, name: str) -> bool:
+        root, _, fact = name.partition(".")
+        facts = self.contexts[root].facts if root in self.contexts else ()
+        return any(each.name == fact and each.type == "bool" for each in facts)
 
     def check_names(self, expr: Expr, known: set[str], when: When | None) -> tuple[str, ...]:
         """Check every name of an expression; return the contexts that it needs."""

@@ -5,13 +5,13 @@ A part with files of its own reads them in a loader (`codegen.parts`) and hangs 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from codegen.bind import bind
+from codegen.checks import is_constant, most
 from codegen.expr import Expr
 from codegen.faults import SpecFault, Where
 from codegen.load import read
@@ -36,8 +36,6 @@ from codegen.resolved import Field, Frame, Rule
 
 __all__ = ["FORMATS", "READING", "Field", "Frame", "Rule", "Spec", "load_spec"]
 
-_CONSTANT = re.compile(r"[A-Z][A-Z0-9_]*\Z")
-
 
 @dataclass
 class Spec:
@@ -53,7 +51,6 @@ class Spec:
     families: tuple[Family, ...]
     header: Frame
     frames: tuple[Frame, ...]
-    layout_rules: tuple[Rule, ...]
     constants: Mapping[str, Constant]
     parts: dict[str, Any] = field(default_factory=dict)
     _numbers: dict[str, Any] = field(default_factory=dict)
@@ -103,7 +100,7 @@ def load_spec(root: Path) -> Spec:
         "constant",
     )
     for name, constant in constants.items():
-        if not _CONSTANT.match(name):
+        if not is_constant(name):
             raise SpecFault(constant.where, name, "a constant is named in capitals")
     builder = Builder(
         types=types,
@@ -140,7 +137,6 @@ def load_spec(root: Path) -> Spec:
         families=errors.families,
         header=header,
         frames=frames,
-        layout_rules=(),
         constants=constants,
         _numbers=builder.numbers.known,
     )
@@ -185,28 +181,74 @@ def _errors(text: ErrorsText) -> dict[str, tuple[Family, ErrorText]]:
 
 def _check_whole(spec: Spec, builder: Builder) -> None:
     """What can only be checked when everything is read."""
-    for name in spec.constants:
-        spec.constant(name)
-    by_name = {each.name: each for each in spec.frames}
+    _check_constants(spec)
+    _check_equal(spec)
+    _check_answers(spec)
+    _check_limits(spec, builder)
+    _check_chunk_total(spec)
+    _check_presets(spec)
+
+
+def _check_constants(spec: Spec) -> None:
+    """Every integer is one that a field could hold."""
+    for name, each in spec.constants.items():
+        value = spec.constant(name)
+        for number in (*(value if isinstance(value, tuple) else (value,)), each.tiny):
+            if isinstance(number, int) and not 0 <= number <= most(8):
+                raise SpecFault(each.where, name, f"{number} does not fit u64, 0..{most(8)}")
+
+
+def _check_equal(spec: Spec) -> None:
+    """What a field has to be equal to fits its type."""
+    for frame in (spec.header, *spec.frames):
+        for each in frame.fields:
+            if each.text.type not in FORMATS or each.size is None:
+                continue
+            high = most(each.size)
+            for expr in (rule.expr for rule in each.rules if rule.expr is not None):
+                for one in expr.comparisons():
+                    if one.op != "==" or one.left.text != each.name:
+                        continue
+                    if not set(one.right.names()) <= set(spec.constants) or one.right.functions():
+                        continue
+                    value = one.right.evaluate(spec.constant)
+                    if not isinstance(value, int) or not 0 <= value <= high:
+                        raise expr.fault(f"{one.right.text} is {value!r}, and {each.name} holds 0..{high}")
+
+
+def _check_answers(spec: Spec) -> None:
+    names = {each.name for each in spec.frames}
     for frame in spec.frames:
         answers = frame.text.answers
-        if answers is not None and answers not in by_name:
+        if answers is not None and answers not in names:
             raise SpecFault(frame.text.lines["answers"], "answers", f"there is no frame {answers}")
-        if frame.size is None and frame.text.limit is None:
-            bulk = frame.text.bulk
-            if bulk is not None and bulk.length is None and bulk.limit is None:
-                raise SpecFault(bulk.where, bulk.name, "needs a length, a limit, or a limit of the frame")
-        if frame.text.limit is not None:
-            builder.check_names(frame.text.limit, set(), "decode")
-        if frame.text.bulk is not None and frame.text.bulk.limit is not None:
-            builder.check_names(frame.text.bulk.limit, set(), "decode")
+
+
+def _check_limits(spec: Spec, builder: Builder) -> None:
+    """A frame without a fixed size has a limit."""
+    for frame in spec.frames:
+        bulk = frame.text.bulk
+        own = frame.text.limit
+        if own is None and bulk is not None and bulk.length is None and bulk.limit is None:
+            raise SpecFault(bulk.where, bulk.name, "needs a length, a limit, or a limit of the frame")
+        for limit in (own, bulk.limit if bulk is not None else None):
+            if limit is not None:
+                builder.check_names(limit, set(), "decode")
+
+
+def _check_chunk_total(spec: Spec) -> None:
+    names = {each.name for each in spec.frames}
     for side in ("syncer", "learner"):
         expr: Expr = getattr(spec.limits.chunk_total, side)
         check_functions(expr, {})
         for name in expr.names():
-            known = name in spec.constants or (name.startswith("limit.") and name[6:] in by_name)
+            known = name in spec.constants or (name.startswith("limit.") and name[6:] in names)
             if not known:
                 raise expr.fault(f"{name} is not known here")
+
+
+def _check_presets(spec: Spec) -> None:
+    """Only an integer has a tiny value, and `preset.name` is one that has."""
     presets = [each for each in spec.limits.constants if each.tiny is not None]
     for each in presets:
         if not isinstance(spec.constant(each.name), int):

@@ -55,7 +55,7 @@ def worked(spec: Spec, frame: Frame) -> list[Worked]:
             return [
                 row(
                     f"{_counted(fragments, 'fragment')} of {_counted(tensors, 'tensor')} in all",
-                    _fixed(spec, frame) + _structure(spec, fields, fragments, tensors),
+                    _fixed(frame) + _structure(spec, fields, fragments, tensors),
                 )
                 for fragments, tensors in LAYOUTS
             ]
@@ -93,7 +93,7 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _fixed(spec: Spec, frame: Frame) -> int:
+def _fixed(frame: Frame) -> int:
     """Bytes of the fields that are always there, without what repeats."""
     return sum(each.size or 0 for each in frame.fields if each.fixed)
 

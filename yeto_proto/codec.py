@@ -95,7 +95,7 @@ def decode(
 
     Without a session the rules that compare with it are not judged, and bulk may have any length. With a
     role, a type that this side never receives is refused, and chunks are held to the side's limit. Raises the
-    WireError that the broken rule names.
+    WireError that the broken rule names, and BadArgument for a payload that is not contiguous.
     """
     frame = FRAMES.get(frame_type)
     if frame is None:
@@ -107,6 +107,8 @@ def decode(
         total_limit = chunk_total_limit(role, session)
     context = {"session": session, "total_limit": total_limit, "left": None}
     view = memoryview(payload)
+    if not view.c_contiguous:
+        raise BadArgument(frame=frame.name, field="payload", detail="must be contiguous bytes")
     if view.format != "B" or view.ndim != 1:
         view = view.cast("B")
     if frame.fixed is None:

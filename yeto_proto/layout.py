@@ -163,7 +163,7 @@ def build_layout(
     avg_name_regex: further names (found anywhere, case-sensitive) for the avg fragment.
 
     Raises BadArgument for num_fragments under 1, an unknown pattern or matrix_merge, "iso" without any shape,
-    no tensors, an empty tensor, or a regular expression that does not compile.
+    no tensors, an empty tensor, a name that is no text, or a regular expression that does not compile.
     """
     if not isinstance(num_fragments, SupportsIndex) or num_fragments < 1:
         raise _bad(
@@ -174,7 +174,7 @@ def build_layout(
         )
     if pattern not in ("binpack", "strided"):
         raise _bad("pattern", "binpack or strided", pattern, "unknown pattern")
-    if matrix_merge not in _MATRIX_MODES:
+    if matrix_merge not in tuple(_MATRIX_MODES):
         raise _bad("matrix_merge", "rda or iso", matrix_merge, "unknown merge mode for matrices")
     if not tensors:
         raise _bad("tensors", "at least one", 0, "there is nothing to lay out")
@@ -202,9 +202,11 @@ class _AvgTest:
 
     def __init__(self, matrix_merge: str, regex: str | None) -> None:
         self._needs_matrix = matrix_merge == "iso"
+        if regex is not None and not isinstance(regex, str):
+            raise _bad("avg_name_regex", "a regular expression", regex, "it must be text")
         try:
             self._regex = re.compile(regex) if regex else None
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise _bad("avg_name_regex", "a regular expression", regex, str(error)) from error
 
     def __call__(self, tensor: Tensor) -> bool:
@@ -253,6 +255,7 @@ def _strided(tensors: list[Tensor], bins: int) -> list[list[Tensor]]:
 
 
 def _tensor(name: str, size: Size) -> Tensor:
+    _check_name(name)
     try:
         if isinstance(size, tuple | list):
             shape = tuple(index(dimension) for dimension in size)
@@ -271,10 +274,7 @@ def _check_fragment(fragment: Fragment) -> None:
         raise _bad("tensors", "at least one", 0, "a fragment must contain at least one tensor")
     for tensor in fragment.tensors:
         shape = tensor.shape
-        if not _is_text(tensor.name):
-            raise _bad(
-                "name", "text that UTF-8 can hold", repr(tensor.name), "a tensor cannot have this name"
-            )
+        _check_name(tensor.name)
         if not 1 <= tensor.numel <= MAX_ALLOC:
             raise _bad(
                 "numel",
@@ -288,12 +288,14 @@ def _check_fragment(fragment: Fragment) -> None:
             raise _bad("shape", "(rows, cols)", shape, f"tensor {tensor.name!r} is in an iso fragment")
 
 
-def _is_text(name: str) -> bool:
+def _check_name(name: object) -> None:
     try:
-        name.encode()
+        if isinstance(name, str):
+            name.encode()
+            return
     except UnicodeEncodeError:  # half of a surrogate pair
-        return False
-    return True
+        pass
+    raise _bad("name", "text that UTF-8 can hold", repr(name), "a tensor cannot have this name")
 
 
 def _u32(value: int) -> bytes:

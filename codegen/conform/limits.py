@@ -82,18 +82,18 @@ def _frame_cases(spec: Spec, frame: Frame, name: str, session: Session) -> Itera
     fields, data = _full(spec, frame, session, largest, top)
     assert len(data) == top + len(b"".join(wire.header(spec, frame.name, 0)))
     message = {"frame": frame.name, "fields": wire.to_json(spec, frame.name, fields)}
-    fits = _rule(spec, frame, ("length", "end", "utf8", "complete"))
+    fits = _rule(frame, ("length", "end", "utf8", "complete"))
     yield _stream(slug, [*fits, "header.len.limit"], side, session, spec, data, message, preset)
     head = b"".join(wire.header(spec, frame.name, top + 1))
     if name == "two" or (name == "nibble" and frame.name == "PUSH_FRAGMENT"):
         yield _stream(f"{slug}-above", ["header.len.limit"], side, session, spec, head, None, preset)
     if top and frame.name != "ERROR":
         below = b"".join(wire.header(spec, frame.name, top - 1)) + data[len(head) : -1]
-        rule = _rule(spec, frame, ("length", "complete"))
+        rule = _rule(frame, ("length", "complete"))
         yield _stream(f"{slug}-below", rule, side, session, spec, below, None)
 
 
-def _rule(spec: Spec, frame: Frame, endings: tuple[str, ...]) -> list[str]:
+def _rule(frame: Frame, endings: tuple[str, ...]) -> list[str]:
     """The first rule of the frame with one of these endings, in their order."""
     ids = [each.id for each in (*frame.rules, *frame.extra_rules) if each.when == "decode"]
     for ending in endings:

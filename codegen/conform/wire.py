@@ -31,10 +31,12 @@ def encode(spec: Spec, name: str, fields: Fields, where: Where) -> list[tuple[st
             raise SpecFault(where, each.name, f"{name} needs it")
         if each.text.type == "layout":
             parts += [("layout", _layout(spec, fragment)) for fragment in value]
-        elif each.text.count is not None:
-            parts += [(each.name, _scalar(spec, each.text.type, item)) for item in value]
         else:
-            parts.append((each.name, _scalar(spec, each.text.type, value)))
+            for item in value if each.text.count is not None else (value,):
+                try:
+                    parts.append((each.name, _scalar(spec, each.text.type, item)))
+                except (KeyError, OverflowError, TypeError, ValueError):
+                    raise SpecFault(where, each.name, f"{item!r} is no {each.text.type}") from None
     if frame.text.bulk is not None:
         bulk = fields.get(frame.text.bulk.name, b"")
         parts.append((frame.text.bulk.name, bulk.encode() if isinstance(bulk, str) else bulk))

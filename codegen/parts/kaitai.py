@@ -83,7 +83,7 @@ def _lower(name: str) -> str:
     return "".join(f"_{each.lower()}" if each.isupper() else each for each in name).lstrip("_")
 
 
-def _meta(spec: Spec, name: str, title: str, extension: str = "") -> Node:
+def _meta(name: str, title: str, extension: str = "") -> Node:
     extensions = {"file-extension": extension} if extension else {}
     return {"id": name, "title": title, **extensions, "license": "Apache-2.0", "endian": "le"}
 
@@ -117,7 +117,7 @@ class _Frames:
         types = {_lower("frame"): self.header(), **{each.slug: self.frame(each) for each in self.spec.frames}}
         names = {each.text.id: {"id": each.slug} for each in self.spec.frames}
         return {
-            "meta": _meta(self.spec, "yeto_frames", f"{self.spec.about.title}: frames"),
+            "meta": _meta("yeto_frames", f"{self.spec.about.title}: frames"),
             **_doc(f"One direction of one socket, from its first byte on. {self.spec.about.doc}"),
             "seq": [{"id": "frames", "type": "frame", "repeat": "eos"}],
             "types": {**types, **structures, **pairs},
@@ -131,7 +131,7 @@ class _Frames:
 
     def header(self) -> Node:
         """The header, with the payload behind it."""
-        seq = [{"id": each.name, **self.field(self.spec.header, each)} for each in self.spec.header.fields]
+        seq = [{"id": each.name, **self.field(each)} for each in self.spec.header.fields]
         for each in seq:
             if each["id"] == "type":
                 each["enum"] = "frame_type"
@@ -142,7 +142,7 @@ class _Frames:
 
     def frame(self, frame: Frame) -> Node:
         """The payload of a frame."""
-        seq = [{"id": each.name, **self.field(frame, each)} for each in frame.fields]
+        seq = [{"id": each.name, **self.field(each)} for each in frame.fields]
         made: Node = _doc(frame.text.doc)
         if frame.text.bulk is not None:
             seq.append({"id": frame.text.bulk.name, **self.bulk(frame.text.bulk)})
@@ -162,8 +162,8 @@ class _Frames:
             **_doc("The inner frame, when this chunk holds all of it."),
         }
 
-    def field(self, frame: Frame, each: Field) -> Node:
-        """A field of a frame."""
+    def field(self, each: Field) -> Node:
+        """A field of a frame or of the header."""
         text = each.text
         if each.size is None:
             made: Node = {"type": text.type}
@@ -282,7 +282,7 @@ def _file(spec: Spec, text: FileText) -> Node:
     instances = _version(text)
     enums = _enums([each for each in spec.types.enums if each.name in used])
     return {
-        "meta": _meta(spec, f"yeto_{text.file}", f"{spec.about.title}: {text.title}"),
+        "meta": _meta(f"yeto_{text.file}", f"{spec.about.title}: {text.title}"),
         **_doc(text.doc),
         "seq": seq,
         **({"instances": instances} if instances else {}),

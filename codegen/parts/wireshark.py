@@ -160,7 +160,7 @@ class View:
             return None
         return self.function(rule.expr)
 
-    def structure_checks(self, owner: Frame, structure: Structure, each: FieldText) -> list[tuple[str, str]]:
+    def structure_checks(self, owner: Frame, each: FieldText) -> list[tuple[str, str]]:
         """The rules of a field of a structure. Names of elements are fields of `m` while one is judged."""
         prefix = f"{owner.slug}.{each.name}"
         found: list[tuple[str, str]] = []

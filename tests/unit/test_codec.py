@@ -123,6 +123,10 @@ def test_bulk_may_be_a_view_of_another_shape_or_type():
     assert codec.decode(2, memoryview(np.zeros(5, np.uint32))).tensor.nbytes == 16
     with pytest.raises(errors.BadArgument):
         codec.encode(InitParams(0, np.zeros((4, 4))[:, ::2]))
+    strided = memoryview(bytes(100))[::2]
+    for frame_type in FrameType:
+        with pytest.raises(errors.BadArgument, match="contiguous"):
+            codec.decode(frame_type, strided)
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,13 @@ def test_wire_layout_has_the_same_numbers(model: dict[str, Any], fragments: int)
         (({"a": (-2, -2)}, 1), "shape"),
         (({"a": 1 << 60}, 1), "numel"),
         (({"\ud800": 1}, 1), "name"),
+        (({5: (3,)}, 1), "name"),
+        (({b"a": 1}, 1), "name"),
+        (({"a": 1}, 1, "binpack", []), "matrix_merge"),
         (({"a": 1}, 1, "binpack", "rda", "("), "avg_name_regex"),
+        (({"a": 1}, 1, "binpack", "rda", 5), "avg_name_regex"),
+        (({"a": 1}, 1, "binpack", "rda", b"a"), "avg_name_regex"),
+        (({"a": 1}, 1, "binpack", "rda", "a{99999999999999999999}"), "avg_name_regex"),
     ],
 )
 def test_what_cannot_be_laid_out(arguments: tuple[Any, ...], field: str) -> None:
@@ -187,6 +193,7 @@ def test_what_cannot_be_laid_out(arguments: tuple[Any, ...], field: str) -> None
     [
         (lambda: Layout(()), "fragments"),
         (lambda: Fragment(MergeMode.AVG, ()), "tensors"),
+        (lambda: Fragment(MergeMode.AVG, (Tensor(5, 4),)), "name"),  # type: ignore[arg-type]  # not text
         (lambda: Fragment(MergeMode.ISO, (Tensor("a", 4),)), "shape"),
         (lambda: Fragment(MergeMode.ISO, (Tensor("a", 4, (4,)),)), "shape"),
         (lambda: Fragment(MergeMode.RDA, (Tensor("a", 4, (2, 3)),)), "shape"),

@@ -58,7 +58,6 @@ class SnapshotWriter:
         self.head = head
         self._sink = Sink(stream, size, progress)
         self._begun = 0
-        self._numel = 0
         self._left = [0] * ARRAYS_PER_FRAGMENT  # values that the current fragment still misses, by array
         fields = _prefix_fields(head)
         self._sink.write(

@@ -42,7 +42,7 @@ def _with_fragment(draw: st.DrawFn, message: Any, iso: bool) -> tuple[Any, bytes
     return longer, payload_of(longer), layout.num_fragments - 1
 
 
-def _bytes(draw: st.DrawFn, message: Any, payload: bytes, fragment: int, at: int, new: bytes) -> bytes:
+def _bytes(message: Any, payload: bytes, fragment: int, at: int, new: bytes) -> bytes:
     """The payload with bytes written over the layout, counted from a fragment's head."""
     data = bytearray(message.layout.data)
     start = int(message.layout.offsets[fragment]) + at
@@ -52,24 +52,24 @@ def _bytes(draw: st.DrawFn, message: Any, payload: bytes, fragment: int, at: int
 
 def _merge_mode(draw: st.DrawFn, message: Any, payload: bytes) -> bytes:
     mode = draw(integers(max(MergeMode) + 1, U8))
-    return _bytes(draw, message, payload, _fragment(draw, message), 0, bytes([mode]))
+    return _bytes(message, payload, _fragment(draw, message), 0, bytes([mode]))
 
 
 def _no_tensors(draw: st.DrawFn, message: Any, payload: bytes) -> bytes:
-    return _bytes(draw, message, payload, _fragment(draw, message), 1, bytes(4))
+    return _bytes(message, payload, _fragment(draw, message), 1, bytes(4))
 
 
 def _too_many_tensors(draw: st.DrawFn, message: Any, payload: bytes) -> bytes:
     fragment = _fragment(draw, message)
     end = HELLO_BYTES + int(message.layout.offsets[fragment]) + LAYOUT_HEAD.size
     most = (len(payload) - end) // _WORD
-    return _bytes(draw, message, payload, fragment, 1, draw(integers(most + 1, U32)).to_bytes(4, "little"))
+    return _bytes(message, payload, fragment, 1, draw(integers(most + 1, U32)).to_bytes(4, "little"))
 
 
 def _numel(draw: st.DrawFn, message: Any, payload: bytes, fragment: int, value: int) -> bytes:
     tensor = draw(st.integers(0, len(message.layout.numels(fragment)) - 1))
     at = LAYOUT_HEAD.size + _WORD * tensor
-    return _bytes(draw, message, payload, fragment, at, value.to_bytes(_WORD, "little"))
+    return _bytes(message, payload, fragment, at, value.to_bytes(_WORD, "little"))
 
 
 def _no_values(draw: st.DrawFn, message: Any, payload: bytes) -> bytes:
@@ -88,7 +88,7 @@ def _overflowing(draw: st.DrawFn, message: Any, payload: bytes) -> bytes:
     first = draw(integers(1, U64))
     second = draw(integers(U64 + 1 - first, U64))
     pair = first.to_bytes(_WORD, "little") + second.to_bytes(_WORD, "little")
-    return _bytes(draw, message, payload, fragment, LAYOUT_HEAD.size, pair)
+    return _bytes(message, payload, fragment, LAYOUT_HEAD.size, pair)
 
 
 def _cut_shapes(draw: st.DrawFn, message: Any, payload: bytes) -> bytes:
@@ -108,7 +108,7 @@ def _shape(draw: st.DrawFn, message: Any, payload: bytes) -> bytes:
     rows, cols = draw(st.sampled_from(wrong))
     pair = rows.to_bytes(_WORD, "little") + cols.to_bytes(_WORD, "little")
     at = LAYOUT_HEAD.size + _WORD * count + 2 * _WORD * tensor
-    return _bytes(draw, message, payload, fragment, at, pair)
+    return _bytes(message, payload, fragment, at, pair)
 
 
 def _not_utf8(draw: st.DrawFn, message: Any, payload: bytes) -> bytes:
