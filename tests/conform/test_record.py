@@ -10,6 +10,8 @@ import sys
 import pytest
 
 from tests.conform.runs import SETTINGS, WAIT_S, learn, serving
+from yeto_proto._generated.constants import HEADER_BYTES, MAGIC
+from yeto_proto._generated.types import FrameType
 from yeto_proto.conform import cli, replay, trace
 from yeto_proto.conform.pcap import read_pcap
 from yeto_proto.conform.proxy import Proxy
@@ -91,6 +93,35 @@ def test_tensors_are_left_out(recorded, redact):
     assert not [each for each in tensors if each in plain]
     assert '"gen": "hash"' in plain
     assert ('"gen": "fill"' in plain) is (redact == "fill")
+
+
+@pytest.mark.parametrize("redact", ["hash", "fill"])
+@pytest.mark.parametrize("side", ["learner", "syncer"])
+@pytest.mark.parametrize("broken", ["cut off", "undecodable", "bad magic"])
+def test_what_is_no_frame_holds_no_tensor_either(redact, side, broken, tmp_path):
+    """A learner that is killed in the middle of a push, and bytes after which nothing can be told apart."""
+    secret = bytes(range(1, 251)) * 4
+    kind, length = 200 if broken == "undecodable" else FrameType.PUSH_FRAGMENT, len(secret)
+    data = struct.pack("<IBQ", 0 if broken == "bad magic" else MAGIC, kind, length) + secret
+    recorder = Recorder(tmp_path, redact)
+    connection = recorder.connection()
+    connection.feed(side, data[:-100] if broken == "cut off" else data, 0.0)
+    connection.end(side, 1.0)
+    (step,) = (each for each in recorder.steps if each["do"] == "bytes")
+    assert secret[:64].hex() not in json.dumps(step) and not list(tmp_path.iterdir())
+    lengths = [part["len"] for part in step["wire"] if isinstance(part, dict)]
+    assert sum(lengths) == len(data) - (100 if broken == "cut off" else 0) - (
+        0 if broken == "bad magic" else HEADER_BYTES
+    )
+
+
+@pytest.mark.parametrize("given", [b"", b"\x00" * 5])
+def test_a_piece_of_a_header_stays_as_it_is(given):
+    recorder = Recorder(None, "hash")
+    connection = recorder.connection()
+    connection.feed("learner", given, 0.0)
+    connection.end("learner", 1.0)
+    assert [each["wire"] for each in recorder.steps if each["do"] == "bytes"] == [[given.hex()]] * bool(given)
 
 
 def test_a_redacted_run_can_be_played_again(recorded, capsys, tmp_path):

@@ -57,9 +57,7 @@ class Connection:
         magic, kind, length = codec.parse_header(bytes(held[:HEADER_BYTES]))
         if magic != MAGIC:  # nothing after it can be told apart
             self._lost = True
-            self._recorder.add(
-                {"do": "bytes", "on": self.name, "from": side, "wire": bytes(held).hex()}, when
-            )
+            self._recorder.stray(self, side, bytes(held), 0, when)
             return False
         if len(held) < HEADER_BYTES + length:
             return False
@@ -73,7 +71,7 @@ class Connection:
         with self._recorder.lock:
             rest = bytes(self._held[side])
             if rest and not self._lost:
-                self._recorder.add({"do": "bytes", "on": self.name, "from": side, "wire": rest.hex()}, when)
+                self._recorder.stray(self, side, rest, HEADER_BYTES, when)
                 self._held[side].clear()
             self._recorder.add({"do": "end", "on": self.name, "by": side}, when)
 
@@ -106,8 +104,7 @@ class Recorder:
         if not connection.named:
             self._name(connection, message, data, when)
         if message is None:
-            step = {"do": "bytes", "on": connection.name, "from": side, "wire": refer(data, self._folder)}
-            self.add(step, when)
+            self.stray(connection, side, data, HEADER_BYTES, when)
             return
         if isinstance(message, Hello) and self.session is None:
             self.session = Session.from_hello(message)
@@ -116,6 +113,15 @@ class Recorder:
         step = {"do": "frame", "on": connection.name, "from": side, "frame": message.frame_type.name}
         rest = bulk if isinstance(bulk, list) else [bulk] if bulk else []
         self.add({**step, "fields": shown, "wire": [head, *rest] if rest else head}, when)
+
+    def stray(self, connection: Connection, side: str, data: bytes, head: int, when: float) -> None:
+        """Bytes that are no frame. What stands behind the first `head` of them may be of a tensor."""
+        if self._redact == "none":
+            wire: Any = refer(data, self._folder)
+        else:
+            wire = [data[:head].hex(), self._tensor(side, data[head:])]
+            wire = [part for part in wire if part]
+        self.add({"do": "bytes", "on": connection.name, "from": side, "wire": wire}, when)
 
     def _name(self, connection: Connection, message: Message | None, data: bytes, when: float) -> None:
         """Name a connection after its first frame: learner, generation and stream."""
