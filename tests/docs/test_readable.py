@@ -64,9 +64,11 @@ def test_other_text_stays(text: str, listed: Callable[[str], str]) -> None:
 
 
 @pytest.mark.parametrize("of", [Learner, SyncerClient, build_layout])
-def test_each_argument_of_the_long_lists_has_an_item(of: object, listed: Callable[[str], str]) -> None:
+def test_each_argument_of_the_long_lists_has_an_item(
+    of: Callable[..., object], listed: Callable[[str], str]
+) -> None:
     items = [line for line in listed(inspect.getdoc(of) or "").splitlines() if line.startswith("- ")]
-    names = [name for name in inspect.signature(of).parameters if name != "self"]  # type: ignore[arg-type]  # callable
+    names = [name for name in inspect.signature(of).parameters if name != "self"]
     heads = "\n".join(item.partition(": ")[0] for item in items)
     assert len(items) >= 5
     assert not [name for name in names if f"`{name}`" not in heads]

@@ -25,7 +25,6 @@ exec "{python}" "$@"
 OLD = "#!/bin/sh\nexit 1\n"
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
 @pytest.mark.parametrize(
     ("script", "told"),
     [
